@@ -19,7 +19,7 @@ PROJECTS = pyproject.toml $(wildcard packages/*/pyproject.toml)
 EDITABLE = --no-deps --no-build-isolation $(patsubst %/,-e %,$(dir $(addprefix ./,$(PROJECTS))))
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis peers check bench docs docs-serve soak torture mutants race failover pins clean
+.PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis peers check bench docs docs-serve release-check soak torture mutants race failover pins clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -173,7 +173,7 @@ check: $(VENV)/.dev ## Lint, formatting, types, generated drivers and the depend
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m tools.twins --check
-	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p oncekey_check -p oncekey_client -p oncekey_demo -p tools -p harness -p proof.model -p proof.sim -p proof.crash
+	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p oncekey_check -p oncekey_client -p oncekey_contract -p oncekey_demo -p tools -p harness -p proof.model -p proof.sim -p proof.crash
 	$(VENV)/bin/lint-imports
 
 bench: $(VENV)/.dev ## Measure requests and workers, beside unprotected ones and other packages (ARGS="--only local,replay")
@@ -185,6 +185,12 @@ docs: $(VENV)/.dev ## Build the documentation as a site, in site/ (open site/ind
 
 docs-serve: $(VENV)/.dev ## Show the documentation while you write it (ARGS="--dev-addr 127.0.0.1:8003")
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --quiet $(ARGS)
+
+# The tests of the distributions, on the wheels that will be uploaded; pip installs what they need.
+release-check: $(VENV)/.dev ## Build the distributions into dist/, install each into a new environment, and run README's program and the demo there
+	rm -rf dist && for one in $(dir $(PROJECTS)); do (cd $$one && $(abspath $(PY)) -m hatchling build -d $(abspath dist)) || exit 1; done
+	ONCEKEY_TEST_RELEASE=dist $(PY) -m pytest tests/meta/test_wheel.py tests/meta/test_distributions.py $(ARGS)
+	@ls -l dist
 
 soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)
 	$(PY) tests/soak/client_soak.py $(or $(ARGS),--operations 1000 --kills 50)

@@ -1,4 +1,4 @@
-"""A Celery task that charges once, however often it is delivered: see README.md for how it is started."""
+"""A Celery task that charges once, however often it is delivered: README.md has the command that starts it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ once = Once("sqlite:///tasks.db", migrate=True)
 @once.inbox(consumer="payments", effects=PHASED)
 def pay(op: SyncOperation, cents: int) -> str:
     """The message's id is the key: the charge is made once, and its result is kept."""
-    made = op.call("charged", lambda key: charge(key, cents), repeatable=True)
+    made = op.call("charged", charge, cents, repeatable=True)
     return str(made["id"])
 
 

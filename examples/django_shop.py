@@ -1,4 +1,4 @@
-"""A payments service on Django and REST framework, in one file: see README.md for how it is started.
+"""A payments service on Django and REST framework, in one file: README.md has the command that starts it.
 
 A project of yours has all of this in modules of their own, as docs/howto/django.md shows.
 """
@@ -72,7 +72,7 @@ class Payment(models.Model):
 
 
 class Tokens(BaseAuthentication):
-    """Who calls; a worker that goes on with a request has no token, and asks in the name of its tenant."""
+    """The caller's tenant. A worker that resumes a request has no token: it acts for the stored tenant."""
 
     def authenticate(self, request: Any) -> tuple[str, None] | None:  # noqa: ANN401  (REST framework has no types)
         asked = request._request  # noqa: SLF001  (Django's own, which has the environ)
@@ -118,7 +118,7 @@ class Valid(APIView):
 
 
 class Orders(Valid):
-    """LOCAL: the row commits with the key and the answer, or not at all."""
+    """LOCAL: the row, the key and the response commit together, or not at all."""
 
     takes = OrderIn
 
@@ -131,16 +131,26 @@ class Orders(Valid):
         return Response(list(Order.objects.filter(tenant=request.user).values("id", "product", "quantity")))
 
 
-class Payments(Valid):
-    """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
+def begin(_: object, tenant: str, cents: int) -> int:
+    """The first step of a payment. The connection is Django's own, so the ORM writes through it."""
+    return int(Payment.objects.create(tenant=tenant, cents=cents).pk)
 
-    # The seconds say how long a payment rests after a crash.
+
+def settle(_: object, number: int, charge_id: str) -> None:
+    """The last step."""
+    Payment.objects.filter(pk=number).update(charge=charge_id)
+
+
+class Payments(Valid):
+    """PHASED: after a crash at any point, a retry or a worker resumes at the last step."""
+
+    # The seconds say how long a payment waits after a crash.
     @once.protect(effects=PHASED, lease=10, call_timeout=10, authorise=Valid.valid)
     def post(self, request: Any, op: SyncOperation) -> Response:  # noqa: ANN401
         cents = self.valid()["cents"]
-        number = op.phase("payment_created", lambda _: Payment.objects.create(tenant=request.user, cents=cents).pk)
-        made = op.call("charged", lambda key: charge(key, cents), repeatable=True)
-        op.phase("payment_settled", lambda _: Payment.objects.filter(pk=number).update(charge=made["id"]))
+        number = op.phase("payment_created", begin, request.user, cents)
+        made = op.call("charged", charge, cents, repeatable=True)
+        op.phase("payment_settled", settle, number, made["id"])
         return Response({"id": number, "charge": made["id"]}, status=201)
 
 
@@ -156,7 +166,7 @@ class Transfers(Valid):
 @once.topic("transfer", repeatable=True)
 def transfer(message: Message) -> Reply:
     """What the worker does."""
-    made = charge(message.downstream_key, message.payload["cents"])
+    made = charge(message.payload["cents"], key=message.downstream_key)
     return Reply(201, {"charge": made["id"]})
 
 
@@ -165,7 +175,7 @@ class Charges(Valid):
 
     @once.protect(effects=INLINE, authorise=Valid.valid)
     def post(self, request: Any, op: SyncOperation) -> Response:  # noqa: ANN401, ARG002
-        made = charge(op.downstream_key("charge"), self.valid()["cents"])
+        made = charge(self.valid()["cents"], key=op.downstream_key("charge"))
         return Response({"charge": made["id"]}, status=201)
 
 

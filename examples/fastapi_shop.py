@@ -1,4 +1,4 @@
-"""A payments service on FastAPI, each route with the effects that fit it: see README.md for how it is started."""
+"""A payments service on FastAPI, each route with the effects that fit it: README.md has the command that starts it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ once = Once("sqlite:///shop.db", migrate=True, workers=True)
 
 
 async def authenticate(request: Request, authorization: Annotated[str | None, Header()] = None) -> str:
-    """Who calls; a worker that goes on with a request has no token, and asks in the name of its tenant."""
+    """The caller's tenant. A worker that resumes a request has no token: it acts for the stored tenant."""
     tenant = resumed_as(request) or tenant_of(authorization)
     if tenant is None:
         raise HTTPException(401)
@@ -41,13 +41,13 @@ class Money(BaseModel):
     cents: int
 
 
-app = FastAPI(title="A shop on FastAPI", lifespan=once.lifespan, dependencies=[Depends(authenticate)])
+app = FastAPI(title="A shop on FastAPI", dependencies=[Depends(authenticate)])
 
 
 @app.post("/orders", status_code=201)
 @once.protect(effects=LOCAL)
 async def create_order(order: OrderIn, tenant: Tenant, op: Operation) -> dict[str, Any]:
-    """LOCAL: the row commits with the key and the answer, or not at all."""
+    """LOCAL: the row, the key and the response commit together, or not at all."""
     cursor = await op.connection.execute(ORDER, (tenant, order.product, order.quantity))
     row = await cursor.fetchone()
     return {"id": row["id"], "status": "created"}
@@ -55,26 +55,34 @@ async def create_order(order: OrderIn, tenant: Tenant, op: Operation) -> dict[st
 
 @app.get("/orders")
 def list_orders(tenant: Tenant) -> list[dict[str, Any]]:
-    """Looking changes nothing, and needs no key."""
+    """A read changes nothing, and needs no key."""
     return orders_of(tenant)
 
 
+async def begin(tx: Any, tenant: str, cents: int) -> int:  # noqa: ANN401  (a connection of the driver)
+    """The first step of a payment."""
+    cursor = await tx.execute(PAYMENT, (tenant, cents))
+    row = await cursor.fetchone()
+    return int(row["id"])
+
+
+async def charge_card(cents: int, *, key: str) -> dict[str, Any]:
+    """The call; the provider deduplicates by key."""
+    return await asyncio.to_thread(charge, cents, key=key)
+
+
+async def settle(tx: Any, number: int, charge_id: str) -> None:  # noqa: ANN401
+    """The last step."""
+    await tx.execute(PAID, (charge_id, number))
+
+
 @app.post("/payments", status_code=201)
-@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment rests after a crash
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment waits after a crash
 async def create_payment(money: Money, tenant: Tenant, op: Operation) -> dict[str, Any]:
-    """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
-
-    async def begin(tx: Any) -> int:  # noqa: ANN401  (a connection of the driver)
-        cursor = await tx.execute(PAYMENT, (tenant, money.cents))
-        row = await cursor.fetchone()
-        return int(row["id"])
-
-    async def settle(tx: Any) -> None:  # noqa: ANN401
-        await tx.execute(PAID, (made["id"], number))
-
-    number = await op.phase("payment_created", begin)
-    made = await op.call("charged", lambda key: asyncio.to_thread(charge, key, money.cents), repeatable=True)
-    await op.phase("payment_settled", settle)
+    """PHASED: after a crash at any point, a retry or a worker resumes at the last step."""
+    number = await op.phase("payment_created", begin, tenant, money.cents)
+    made = await op.call("charged", charge_card, money.cents, repeatable=True)
+    await op.phase("payment_settled", settle, number, made["id"])
     return {"id": number, "charge": made["id"]}
 
 
@@ -88,7 +96,7 @@ async def create_transfer(money: Money, op: Operation) -> None:
 @once.topic("transfer", repeatable=True)
 async def transfer(message: Message) -> Reply:
     """What the worker does."""
-    made = await asyncio.to_thread(charge, message.downstream_key, message.payload["cents"])
+    made = await charge_card(message.payload["cents"], key=message.downstream_key)
     return Reply(201, {"charge": made["id"]})
 
 
@@ -96,7 +104,7 @@ async def transfer(message: Message) -> Reply:
 @once.protect(effects=INLINE)
 async def create_charge(money: Money, op: Operation) -> dict[str, Any]:
     """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
-    made = await asyncio.to_thread(charge, op.downstream_key("charge"), money.cents)
+    made = await charge_card(money.cents, key=op.downstream_key("charge"))
     return {"charge": made["id"]}
 
 

@@ -1,4 +1,4 @@
-"""A payments service on Flask, each route with the effects that fit it: see README.md for how it is started."""
+"""A payments service on Flask, each route with the effects that fit it: README.md has the command that starts it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ app = flask.Flask(__name__)
 
 @app.before_request
 def authenticate() -> None:
-    """Who calls; a worker that goes on with a request has no token, and asks in the name of its tenant."""
+    """The caller's tenant. A worker that resumes a request has no token: it acts for the stored tenant."""
     tenant = resumed_as(flask.request) or tenant_of(flask.request.headers.get("Authorization"))
     if tenant is None:
         flask.abort(401)
@@ -49,7 +49,7 @@ def takes(**fields: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 @takes(product=str, quantity=int)
 @once.protect(effects=LOCAL)
 def create_order(op: SyncOperation) -> Answer:
-    """LOCAL: the row commits with the key and the answer, or not at all."""
+    """LOCAL: the row, the key and the response commit together, or not at all."""
     body = flask.request.get_json()
     row = op.connection.execute(ORDER, (flask.g.tenant, body["product"], body["quantity"])).fetchone()
     return {"id": row["id"], "status": "created"}, 201
@@ -57,23 +57,29 @@ def create_order(op: SyncOperation) -> Answer:
 
 @app.get("/orders")
 def list_orders() -> list[dict[str, Any]]:
-    """Looking changes nothing, and needs no key."""
+    """A read changes nothing, and needs no key."""
     return orders_of(flask.g.tenant)
+
+
+def begin(tx: Any, tenant: str, cents: int) -> int:  # noqa: ANN401  (a connection of the driver)
+    """The first step of a payment."""
+    return int(tx.execute(PAYMENT, (tenant, cents)).fetchone()["id"])
+
+
+def settle(tx: Any, number: int, charge_id: str) -> None:  # noqa: ANN401
+    """The last step."""
+    tx.execute(PAID, (charge_id, number))
 
 
 @app.post("/payments")
 @takes(cents=int)
-@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment rests after a crash
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment waits after a crash
 def create_payment(op: SyncOperation) -> Answer:
-    """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
-    tenant, cents = flask.g.tenant, flask.request.get_json()["cents"]
-
-    def begin(tx: Any) -> int:  # noqa: ANN401  (a connection of the driver)
-        return int(tx.execute(PAYMENT, (tenant, cents)).fetchone()["id"])
-
-    number = op.phase("payment_created", begin)
-    made = op.call("charged", lambda key: charge(key, cents), repeatable=True)
-    op.phase("payment_settled", lambda tx: tx.execute(PAID, (made["id"], number)).rowcount)
+    """PHASED: after a crash at any point, a retry or a worker resumes at the last step."""
+    cents = flask.request.get_json()["cents"]
+    number = op.phase("payment_created", begin, flask.g.tenant, cents)
+    made = op.call("charged", charge, cents, repeatable=True)
+    op.phase("payment_settled", settle, number, made["id"])
     return {"id": number, "charge": made["id"]}, 201
 
 
@@ -89,7 +95,7 @@ def create_transfer(op: SyncOperation) -> Answer:
 @once.topic("transfer", repeatable=True)
 async def transfer(message: Message) -> Reply:
     """What the worker does."""
-    made = await asyncio.to_thread(charge, message.downstream_key, message.payload["cents"])
+    made = await asyncio.to_thread(charge, message.payload["cents"], key=message.downstream_key)
     return Reply(201, {"charge": made["id"]})
 
 
@@ -98,7 +104,7 @@ async def transfer(message: Message) -> Reply:
 @once.protect(effects=INLINE)
 def create_charge(op: SyncOperation) -> Answer:
     """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
-    made = charge(op.downstream_key("charge"), flask.request.get_json()["cents"])
+    made = charge(flask.request.get_json()["cents"], key=op.downstream_key("charge"))
     return {"charge": made["id"]}, 201
 
 

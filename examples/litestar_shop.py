@@ -1,4 +1,4 @@
-"""A payments service on Litestar, each route with the effects that fit it: see README.md for how it is started."""
+"""A payments service on Litestar, each route with the effects that fit it: README.md has the command that starts it."""
 
 import asyncio
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ once = Once("sqlite:///shop.db", migrate=True, workers=True)
 
 
 async def authenticate(connection: ASGIConnection[Any, Any, Any, Any], _: BaseRouteHandler) -> None:
-    """Who calls; a worker that goes on with a request has no token, and asks in the name of its tenant."""
+    """The caller's tenant. A worker that resumes a request has no token: it acts for the stored tenant."""
     tenant = resumed_as(connection) or tenant_of(connection.headers.get("Authorization"))
     if tenant is None:
         raise NotAuthorizedException
@@ -46,7 +46,7 @@ class Money:
 @post("/orders")
 @once.protect(effects=LOCAL)
 async def create_order(data: OrderIn, request: Asked, op: Operation) -> dict[str, Any]:
-    """LOCAL: the row commits with the key and the answer, or not at all."""
+    """LOCAL: the row, the key and the response commit together, or not at all."""
     cursor = await op.connection.execute(ORDER, (request.state.tenant, data.product, data.quantity))
     row = await cursor.fetchone()
     return {"id": row["id"], "status": "created"}
@@ -54,26 +54,34 @@ async def create_order(data: OrderIn, request: Asked, op: Operation) -> dict[str
 
 @get("/orders", sync_to_thread=True)
 def list_orders(request: Asked) -> list[dict[str, Any]]:
-    """Looking changes nothing, and needs no key."""
+    """A read changes nothing, and needs no key."""
     return orders_of(request.state.tenant)
 
 
+async def begin(tx: Any, tenant: str, cents: int) -> int:  # noqa: ANN401  (a connection of the driver)
+    """The first step of a payment."""
+    cursor = await tx.execute(PAYMENT, (tenant, cents))
+    row = await cursor.fetchone()
+    return int(row["id"])
+
+
+async def charge_card(cents: int, *, key: str) -> dict[str, Any]:
+    """The call; the provider deduplicates by key."""
+    return await asyncio.to_thread(charge, cents, key=key)
+
+
+async def settle(tx: Any, number: int, charge_id: str) -> None:  # noqa: ANN401
+    """The last step."""
+    await tx.execute(PAID, (charge_id, number))
+
+
 @post("/payments")
-@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment rests after a crash
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment waits after a crash
 async def create_payment(data: Money, request: Asked, op: Operation) -> dict[str, Any]:
-    """PHASED: the process may die anywhere, and a retry or a worker goes on where it was."""
-
-    async def begin(tx: Any) -> int:  # noqa: ANN401  (a connection of the driver)
-        cursor = await tx.execute(PAYMENT, (request.state.tenant, data.cents))
-        row = await cursor.fetchone()
-        return int(row["id"])
-
-    async def settle(tx: Any) -> None:  # noqa: ANN401
-        await tx.execute(PAID, (made["id"], number))
-
-    number = await op.phase("payment_created", begin)
-    made = await op.call("charged", lambda key: asyncio.to_thread(charge, key, data.cents), repeatable=True)
-    await op.phase("payment_settled", settle)
+    """PHASED: after a crash at any point, a retry or a worker resumes at the last step."""
+    number = await op.phase("payment_created", begin, request.state.tenant, data.cents)
+    made = await op.call("charged", charge_card, data.cents, repeatable=True)
+    await op.phase("payment_settled", settle, number, made["id"])
     return {"id": number, "charge": made["id"]}
 
 
@@ -87,7 +95,7 @@ async def create_transfer(data: Money, op: Operation) -> None:
 @once.topic("transfer", repeatable=True)
 async def transfer(message: Message) -> Reply:
     """What the worker does."""
-    made = await asyncio.to_thread(charge, message.downstream_key, message.payload["cents"])
+    made = await charge_card(message.payload["cents"], key=message.downstream_key)
     return Reply(201, {"charge": made["id"]})
 
 
@@ -95,7 +103,7 @@ async def transfer(message: Message) -> Reply:
 @once.protect(effects=INLINE)
 async def create_charge(data: Money, op: Operation) -> dict[str, Any]:
     """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
-    made = await asyncio.to_thread(charge, op.downstream_key("charge"), data.cents)
+    made = await charge_card(data.cents, key=op.downstream_key("charge"))
     return {"charge": made["id"]}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 LEDGER = Path("provider.db")
 
 
-def charge(key: str, cents: int) -> dict[str, Any]:
+def charge(cents: int, *, key: str) -> dict[str, Any]:
     """Charge, or find the charge that was made under this key."""
     with closing(_ledger()) as ledger, ledger:
         ledger.execute("INSERT OR IGNORE INTO charge (key, cents) VALUES (?, ?)", (key, cents))

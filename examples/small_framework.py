@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from oncekey import Once
 from oncekey.core.answers import Answer, marked_lines
-from oncekey.core.errors import SAID_TO_US
+from oncekey.core.errors import CONTROL_ERRORS
 from oncekey.core.headers import trace_id_of
 from oncekey.core.model import Refuse
 from oncekey.engine.claiming import Parts
@@ -206,7 +206,7 @@ def _captured(exchange: BlockingExchange, inner: Handler, request: Request) -> R
     except BaseException as error:  # a server may end a thread by any exception: it is settled, and goes on
         if exchange.unsettled:
             exchange.finish(error)
-        if exchange.answer is None or not isinstance(error, SAID_TO_US):
+        if exchange.answer is None or not isinstance(error, CONTROL_ERRORS):
             raise
     if exchange.answer is not None:
         return said(exchange.answer.status, exchange.answer.headers, [exchange.answer.body])

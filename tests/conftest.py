@@ -24,7 +24,7 @@ from harness.postgres_binaries import MISSING
 from harness.sharing import Sharing, is_short
 from harness.spare import SpareDatabases
 
-pytest.register_assert_rewrite("oncekey.testing.contract")  # before any test imports it
+pytest.register_assert_rewrite("oncekey_contract")  # before any test imports it
 room.settle()
 
 # Tests start hundreds of processes, and each would compile the package anew; so would each worker its tests.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 
 from harness import postgres_binaries
 from harness.dsn import address, through, with_database
+from harness.patience import wait_until
 from harness.ports import free_port
 from harness.postgres import ForeignServer, PostgresMissingError, PostgresServer, installations
 from harness.processes import children, is_alive
@@ -337,6 +339,18 @@ async def test_a_proxy_before_nothing_ends_connections_at_once() -> None:
     with Proxy("127.0.0.1", free_port()) as proxy:
         async with _client(proxy) as (reader, _):
             assert await reader.read() == b""
+
+
+def test_a_proxy_that_ends_while_it_connects_ends_its_client_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    with Proxy("127.0.0.1", free_port()) as proxy:
+        monkeypatch.setattr("harness.proxy.asyncio.open_connection", never)
+        client = socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+        wait_until(lambda: proxy.accepted)
+    with client:
+        assert client.recv(1) == b""
 
 
 def test_an_async_test_that_fails_is_seen_to_fail(tmp_path: Path) -> None:

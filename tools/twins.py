@@ -60,8 +60,8 @@ TWINS: Final = (
         names={"aiomysql": "pymysql", "Aiomysql": "Pymysql"},
         phrases={
             "through aiomysql, for asyncio.": "through PyMySQL, for threads.",
-            "under asyncio. One for each event loop.": "from any number of threads.",
-            "Sessions for one event loop.": "Sessions for threads.",
+            "under asyncio; one per event loop.": "from any number of threads.",
+            "The sessions of one event loop.": "The sessions for threads.",
             "an `async def` handler": "a blocking handler",
             "(as aiomysql takes it)": "(as PyMySQL takes it)",
             "(as aiomysql)": "(as PyMySQL)",
@@ -115,19 +115,21 @@ TWINS: Final = (
             "async_engines": "engines",
         },
         phrases={
-            "a SQLAlchemy `AsyncEngine`: their engine, their pool, their sessions.": "a blocking SQLAlchemy `Engine`.",
+            "a SQLAlchemy `AsyncEngine`, with the application's own pool and sessions.": (
+                "a blocking SQLAlchemy `Engine`."
+            ),
             "from sqlalchemy.ext.asyncio import": "from sqlalchemy.engine import",
             "from oncekey.databases.sqlalchemy import connections, handler_connection": (
                 "from oncekey.databases.sqlalchemy import handler_connection\n"
                 "from oncekey.databases.sqlalchemy.generated import connections"
             ),
-            "Wait for the connections that are being returned to the pool; the engine is not ours.": (
-                "Does nothing: the engine belongs to the application."
+            "Wait for the connections that are being returned to the pool; the engine belongs to the application.": (
+                "No-op: the engine belongs to the application."
             ),
             "engine.sync_engine": "engine",
             ".sync_connection": "",
             "watch.quiet(": "watch.quiet_blocking(",
-            "as a connection or as a session, and": "and",
+            "to, through a connection or a session;": "to;",
             "and returns the connection, in a task that is never cancelled.": "and returns the connection.",
             'Callable[[AsyncSession | None], "asyncio.Task[None]"]': "Callable[[], None]",
             ", session: AsyncSession | None)": ")",

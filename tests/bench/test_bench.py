@@ -92,7 +92,7 @@ def test_a_server_ends_with_the_bench_that_started_it() -> None:
 
 
 def _figures(rate: float, cpu: float | None = 100.0) -> Figures:
-    return Figures(100, rate, 1.0, 2.0, cpu, None if cpu is None else 0.0, 0.5)
+    return Figures(100, rate, 100 / rate, 200 / rate, cpu, None if cpu is None else 0.0, 0.5)
 
 
 def test_figures_are_of_all_slices_of_a_round() -> None:
@@ -131,7 +131,7 @@ _WORKERS = {
         "p99_ratio": 1.2,
         "p99_ratios": {"median": 1.25, "low": 1.1, "high": 1.4, "rounds": [1.1, 1.25, 1.4]},
         "p99_noise": {"median": 1.0, "low": 0.9, "high": 1.1},
-        "wal": [{"wal_bytes_per_row": 900}, {"wal_bytes_per_row": 500}],
+        "costs": {"no audit": {"wal_bytes_per_row": 500, "cpu_us_per_row": 3.0}},
     },
 }
 
@@ -162,7 +162,8 @@ def test_the_summary_has_what_was_measured_and_nothing_else() -> None:
     document = _document({"stock": [100, 100, 100], "local": [50, 60, 80]})
     said = summary.table(document)
     figures = [figure for _, figure in summary.lines(document)]
-    assert figures == ["60 (50-80)", "0.60 (0.50-0.80)", "20000 (18000-21000)", "40 s", "1.20 (1.10-1.40)"]
+    added = ["667 (250-1000) us", "1333 (500-2000) us"]
+    assert figures == ["60 (50-80)", "0.60 (0.50-0.80)", *added, "20000 (18000-21000)", "40 s", "1.20 (1.10-1.40)"]
     assert said.splitlines()[2].endswith(" 0.60 (0.50-0.80)  0.70 or more")
     for figure in figures:
         assert figure in said

@@ -23,4 +23,24 @@ def test_a_short_run() -> None:
 
 def test_each_round_is_compared_with_its_own() -> None:
     said = table({"stock": [Spent(50, 50), Spent(250, 250)], "local": [Spent(100, 100), Spent(500, 500)]}).splitlines()
-    assert said[2].split() == ["local", "300", "us", "300", "us", "600", "us", "0.50", "0.50", "to", "0.50", "0.50"]
+    assert said[2].split() == [
+        "local",
+        "300",
+        "us",
+        "300",
+        "us",
+        "600",
+        "us",
+        "0.50",
+        "0.50",
+        "to",
+        "0.50",
+        "0.50",
+        "1.00",
+        "stock",
+    ]
+
+
+def test_a_replay_is_compared_with_the_route_without_a_database() -> None:
+    found = {"stock": [Spent(500, 500)], "bare": [Spent(100, 0)], "cold-replay (now)": [Spent(100, 100)]}
+    assert table(found).splitlines()[3].split()[8:] == ["0.50", "0.50", "to", "0.50", "0.50", "1.00", "bare"]

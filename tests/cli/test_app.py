@@ -119,7 +119,7 @@ def test_without_typer_it_says_how_to_get_it(monkeypatch, capsys):
         cli.main()
 
     assert caught.value.code == 2
-    assert capsys.readouterr().err == "the command oncekey needs one more package: pip install 'oncekey[cli]'\n"
+    assert capsys.readouterr().err == "the oncekey command needs another package: pip install 'oncekey[cli]'\n"
 
 
 def test_our_own_errors_are_one_line(monkeypatch, capsys):

@@ -169,7 +169,7 @@ def test_what_is_enrolled_by_path_is_known_where_nothing_else_is_seen(audit):
     code, out, _ = audit("audited_plain:once", "--json")
     assert (code, [one["path"] for one in json.loads(out)["lines"]]) == (0, ["/legacy/{id}"])
     code, _, err = audit("audited_plain:outer")
-    assert (code, "cannot be seen" in err) == (2, True)
+    assert (code, "cannot be listed" in err) == (2, True)
 
 
 def test_known_findings_do_not_fail_and_gone_ones_are_named(audit, tmp_path):
@@ -213,8 +213,8 @@ async def test_one_line_at_start_up_says_how_much_is_protected(tmp_path, caplog)
             for _ in range(2):
                 async with app.router.lifespan_context(app):
                     pass
-        said = [one.message for one in caplog.records if "change something" in one.message]
+        said = [one.message for one in caplog.records if "state-changing routes" in one.message]
         assert len(said) == lines
         assert all(
-            one.endswith("2 routes and functions change something; 1 protected, 1 open: POST /open") for one in said
+            one.endswith("2 state-changing routes and functions: 1 protected, 1 open: POST /open") for one in said
         )

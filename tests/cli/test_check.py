@@ -46,7 +46,7 @@ def test_an_api_that_keeps_its_promises_is_exit_code_0(run) -> None:
         code, out, err = run(*_described(shop))
     assert code == 0, out
     assert "passed    tenants.independent        The same key of two tenants is two operations" in out
-    assert out.endswith("profiles without a broken promise: ietf, stripe, conflict, strict-money\n")
+    assert out.endswith("profiles without a broken guarantee: ietf, stripe, conflict, strict-money\n")
     assert re.search(rf"{len(FAST)} clauses, about [0-9]+ requests to {shop.url}/orders", err)
     assert f"1/{len(FAST)} keys.missing" in err  # a pipeline's log shows how far it is
 
@@ -55,7 +55,7 @@ def test_a_broken_promise_is_exit_code_1_and_comes_first(run) -> None:
     with Shop(Bug.GLOBAL_SCOPE) as shop:
         code, out, _ = run(*_described(shop))
     assert code == 1
-    assert out.splitlines()[2] == "Tenant B got tenant A's order, and its own never happened"
+    assert out.splitlines()[2] == "Tenant B received tenant A's order, and its own never happened"
     assert '-H "Authorization: ${OTHER_AUTHORIZATION}"' in out
 
 
@@ -87,14 +87,14 @@ def test_nobody_there_is_said_in_one_line(run) -> None:
     url = f"http://127.0.0.1:{free_port()}/orders"
     code, _, err = run(url, "--body", BODY)
     assert code == 2
-    assert f"oncekey: {url} does not answer: " in err
+    assert f"oncekey: {url} does not respond: " in err
 
 
 def test_a_first_request_that_fails_says_what_it_saw(run) -> None:
     with Shop() as shop:
         code, _, err = run(f"{shop.url}/orders", "--body", BODY)
     assert code == 2
-    assert "with a fresh key must succeed before anything can be checked, and got 401 Unauthorized" in err
+    assert "with a fresh key must succeed before anything can be checked, but received 401 Unauthorized" in err
     assert '{"code": "unauthorized"}' in err
 
 
@@ -105,7 +105,7 @@ def test_a_first_request_that_fails_says_what_it_saw(run) -> None:
         (["--count-pointer", "total"], "must begin with a slash"),
         (["--count-pointer", ""], "neither a whole number nor a list"),
         (["--count-url", "{url}/openapi.json", "--count-pointer", "/paths/~1orders/post/parameters"], "by 0, not by 1"),
-        (["--other-body", "{"], "--other-body was not taken under a fresh key: 400"),
+        (["--other-body", "{"], "--other-body was not accepted under a fresh key: 400"),
     ],
 )
 def test_what_cannot_be_counted_or_compared_is_said(run, more: list[str], sentence: str) -> None:
@@ -118,13 +118,13 @@ def test_what_cannot_be_counted_or_compared_is_said(run, more: list[str], senten
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["shop.example"], "'shop.example' is no URL that can be asked"),
+        (["shop.example"], "'shop.example' is not a supported URL"),
         (["http://shop.example", "--body", "{"], "the body is not JSON"),
         (["http://shop.example", "--body", "@no-such-file"], "no-such-file cannot be read"),
-        (["http://shop.example", "--header", "Authorization"], "is no header: write 'Name: value'"),
-        (["http://shop.example", "--header", "A: b\r\nC: d"], "is no header: write 'Name: value'"),
-        (["http://shop.example", "--slow-header", "nothing"], "is no header: write 'Name: value'"),
-        (["http://shop.example", "--header", "Idempotency-Key: k"], "keys are made by the check itself"),
+        (["http://shop.example", "--header", "Authorization"], "is not a header: write 'Name: value'"),
+        (["http://shop.example", "--header", "A: b\r\nC: d"], "is not a header: write 'Name: value'"),
+        (["http://shop.example", "--slow-header", "nothing"], "is not a header: write 'Name: value'"),
+        (["http://shop.example", "--header", "Idempotency-Key: k"], "the check creates its own keys"),
         (["http://shop.example", "--profile", "paypal"], "'paypal' is not one of"),
     ],
 )

@@ -95,7 +95,7 @@ def test_a_renewed_token_is_told_by_an_option_and_is_in_no_report(run: Run) -> N
         token = ("--same-caller-header", "Authorization: Bearer renewed")
         code, out, _ = run(*words, *token, "--only", "tenants.same-caller", "--json")
     assert code == 1
-    assert json.loads(out)["headlines"] == ["2 orders came of one key: the retry came with a renewed token"]
+    assert json.loads(out)["headlines"] == ["2 orders from one key: the retry was sent with a renewed token"]
     assert "RENEWED_AUTHORIZATION" in out
     assert "Bearer renewed" not in out
 
@@ -215,7 +215,7 @@ def test_commands_are_told_by_options_and_are_in_no_report(run: Run, tmp_path: P
         only = ("--store-up-command", commands["up"], "--only", "crashes.remembered", "--only", "outages.remembered")
         code, out, _ = run(*_described(shop.url, shop), *words, *only, "--html", str(page), "--command-limit", "30")
     assert code == 1
-    assert "2 orders came of one key: the server forgot the first one when it crashed" in out
+    assert "2 orders from one key: the server lost the first request in the crash" in out
     assert 'bash -c "$CRASH_COMMAND"' in out
     assert '--store-up-command "${STORE_UP_COMMAND}"' in out
     assert "urlopen" not in out + page.read_text()
@@ -268,10 +268,10 @@ json = true
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("count_url = 1", "there is no option 'count_url'; its options are also-url,"),
+        ("count_url = 1", "no option 'count_url'; the options are also-url,"),
         ("body = [1]", "body takes one value"),
-        ("header = ['A: ${NO_SUCH_VARIABLE}']", "the environment has no NO_SUCH_VARIABLE"),
-        ("body", "is no TOML"),
+        ("header = ['A: ${NO_SUCH_VARIABLE}']", "the environment variable NO_SUCH_VARIABLE is not set"),
+        ("body", "is not TOML"),
         ("patience = 'long'", "--patience"),
     ],
 )
@@ -298,7 +298,7 @@ def test_a_baseline_fails_on_new_findings_only(run: Run, tmp_path: Path) -> None
         }
         code, out, _ = run(*_described(shop.url, shop), *only, "--baseline", str(known), "--junit", str(junit))
         assert code == 0
-        assert re.search(r"known +keys.too-short +A key that is easily guessed is refused", out)
+        assert re.search(r"known +keys.too-short +A key that is easy to guess is refused", out)
         assert "1 passed, 0 failed, 0 advice, 1 known by the profile" in out
         root = fromstring(junit.read_text())
         assert root.find(".//failure") is None
@@ -309,7 +309,7 @@ def test_a_baseline_fails_on_new_findings_only(run: Run, tmp_path: Path) -> None
     with Shop() as shop:
         code, _, err = run(*_described(shop.url, shop), *only, "--baseline", str(known))
     assert code == 0
-    assert "keys.too-short is in the baseline and passes now: write the baseline again" in err
+    assert "keys.too-short is in the baseline but passes now: write the baseline again" in err
 
 
 def test_a_known_finding_that_does_more_harm_is_a_new_one(run: Run, tmp_path: Path) -> None:
@@ -325,9 +325,9 @@ def test_a_known_finding_that_does_more_harm_is_a_new_one(run: Run, tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("{", "it is no baseline: --write-baseline makes one"),
-        ('{"profile": "ietf", "known": {"a": {"harm": "bad"}}}', "it is no baseline"),
-        ('{"profile": "stripe", "known": {}}', "it is a baseline of the profile stripe, and this run is by ietf"),
+        ("{", "it is not a baseline: create one with --write-baseline"),
+        ('{"profile": "ietf", "known": {"a": {"harm": "bad"}}}', "it is not a baseline"),
+        ('{"profile": "stripe", "known": {}}', "it is a baseline of the profile stripe, but this run uses ietf"),
     ],
 )
 def test_a_file_that_is_no_baseline_is_said(run: Run, tmp_path: Path, text: str, sentence: str) -> None:
@@ -343,20 +343,20 @@ def test_a_file_that_is_no_baseline_is_said(run: Run, tmp_path: Path, text: str,
     ("words", "sentence"),
     [
         ([], "the operation's URL is missing"),
-        (["http://shop.example", "--store-down-command", "true"], "give both commands"),
+        (["http://shop.example", "--store-down-command", "true"], "pass both commands"),
         (["http://shop.example", "--crash-command", "'"], "it cannot be split into words"),
         (["http://shop.example", "--crash-command", " "], "it is empty"),
         (["http://shop.example", "--lease", "20"], "a --timeout of more than two leases"),
         (["http://shop.example", "--cacert", "no-such-file"], "no-such-file cannot be read"),
-        (["http://shop.example", "--key-header", "a b"], "'a b' is no name of a header"),
+        (["http://shop.example", "--key-header", "a b"], "'a b' is not a header name"),
         (["http://shop.example", "--marker-header", ": x"], "write 'Name' or 'Name: value'"),
-        (["http://shop.example", "--key-field", "t", "--key-header", "K"], "not in both"),
+        (["http://shop.example", "--key-field", "t", "--key-header", "K"], "pass one of the two options"),
         (["http://shop.example", "--key-field", "t", "--body", "[]"], "it needs a --body that is a JSON object"),
-        (["http://shop.example", "--key-header", "K", "--header", "k: 1"], "keys are made by the check itself"),
-        (["http://shop.example", "--key-format", "ord_{{hex:2}}"], "it needs 6 random characters at least"),
-        (["http://shop.example", "--key-format", "{{hex}}"], "need their number of characters"),
+        (["http://shop.example", "--key-header", "K", "--header", "k: 1"], "the check creates its own keys"),
+        (["http://shop.example", "--key-format", "ord_{{hex:2}}"], "it needs at least 6 random characters"),
+        (["http://shop.example", "--key-format", "{{hex}}"], "need a number of characters"),
         (["http://shop.example", "--key-format", "{{letters:9}}"], "no other placeholder"),
-        (["http://shop.example/{{key}}", "--key-header", "K"], "the key is in the URL ({{key}}) already"),
+        (["http://shop.example/{{key}}", "--key-header", "K"], "the key is already in the URL ({{key}})"),
     ],
 )
 def test_a_mistake_says_how_to_mend_it(run: Run, words: list[str], sentence: str) -> None:
@@ -400,14 +400,14 @@ def test_no_clause_is_begun_after_the_time_limit(run: Run) -> None:
     with Shop() as shop:
         code, out, _ = run(*_described(shop.url, shop), "--time-limit", "1", *only)
     assert (code, _results(out)) == (0, {"races.2": "passed", "races.10": "skipped"})
-    assert json.loads(out)["clauses"][1]["because"] == "the time was up"
+    assert json.loads(out)["clauses"][1]["because"] == "the time limit was reached"
 
 
 def test_a_server_that_is_silent_is_waited_for_as_long_as_the_timeout(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         code, _, err = run(f"http://127.0.0.1:{silent.getsockname()[1]}/", "--timeout", "0.2")
     assert code == 2
-    assert "does not answer: timed out" in err
+    assert "does not respond: timed out" in err
 
 
 def test_certificates_of_ones_own_are_trusted_by_an_option(run: Run, tmp_path: Path) -> None:
@@ -436,7 +436,7 @@ def test_a_report_that_cannot_be_written_is_exit_code_2(run: Run, tmp_path: Path
         words = (*_described(shop.url, shop), "--only", "keys.missing", option, str(tmp_path / "file" / "report"))
         code, _, err = run(*words)
     assert code == 2
-    assert re.search(r"cannot be (written|made)", err)
+    assert re.search(r"cannot be (written|created)", err)
 
 
 def test_every_option_is_used_by_a_test() -> None:

@@ -87,7 +87,7 @@ def test_credentials_go_to_one_origin_only(journal, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("list", "--journal", "none.db"), "there is no journal none.db"),
+        (("list", "--journal", "none.db"), "the journal none.db does not exist"),
         (("resume", "--journal", "journal.db", "--header", "nonsense"), "'Name: value'"),
     ],
 )

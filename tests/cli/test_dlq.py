@@ -116,7 +116,7 @@ def test_a_call_is_given_up_with_an_answer(shop, url, options, status):
     parcel = deferred(shop)
     result = oncekey("dlq", "discard", str(parcel.id), "--store", url, "--reason", "cancelled", *options)
     assert result.exit_code == 0
-    assert f"A retry gets the stored answer ({status})" in result.stdout
+    assert f"A retry receives the stored response ({status})" in result.stdout
     response = flows.find(shop, ID).record.response
     assert response.status == status
     assert (b"An operator gave the operation up" in response.body) == (not options)

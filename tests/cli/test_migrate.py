@@ -97,8 +97,8 @@ def test_the_printed_sql_is_all_that_is_needed(tmp_path):
         (["up", "--store", "memory:"], "nothing to migrate"),
         (["status", "--store", "memory:"], "nothing to migrate"),
         (["up", "--store", "mongodb://h/d"], "no store for mongodb"),
-        (["sql"], "one of the three"),
-        (["sql", "--dialect", "sqlite", "--store", "sqlite:///a.db"], "one of the three"),
+        (["sql"], "pass one of --store URL"),
+        (["sql", "--dialect", "sqlite", "--store", "sqlite:///a.db"], "pass one of --store URL"),
         (["up", "--store", "sqlite:///nowhere/shop.db"], "cannot be opened"),
         (["up"], "--store"),
         (["sql", "--dialect", "oracle"], "oracle"),
@@ -159,8 +159,8 @@ def test_a_command_without_a_store_names_the_options(command, tmp_path):
     )
     nothing, unnamed = oncekey(*command, cwd=tmp_path), oncekey(*command, "--app", "shop:once", cwd=tmp_path)
     assert (nothing.returncode, unnamed.returncode) == (2, 2)
-    assert "--store URL, ONCEKEY_STORE, or --app MODULE:NAME" in nothing.stderr
-    assert "say --store URL" in unnamed.stderr
+    assert "pass --store URL or --app MODULE:NAME, or set ONCEKEY_STORE" in nothing.stderr
+    assert "pass --store URL" in unnamed.stderr
 
 
 def test_the_lease_of_an_application_is_what_the_doctor_compares_with(tmp_path):

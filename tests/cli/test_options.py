@@ -96,7 +96,7 @@ def test_the_most_important_column_is_there_however_narrow_it_is(monkeypatch, ca
     printing.table(("a", "key", "b"), [("x", "k" * 40, "y")], empty="", first=("key",))
     told = capsys.readouterr()
     assert [line.rstrip() for line in told.out.splitlines()] == ["key", "k" * 40]
-    assert told.err.startswith("(a, b: no room here")
+    assert told.err.startswith("(a, b did not fit")
     printing.table(("a", "b", "c"), [("1", "2" * 20, "3")], empty="", first=("a",))
     assert capsys.readouterr().out.splitlines() == ["a  c", "1  3"]
     printing.table(("a",), [], empty="nothing")

@@ -99,4 +99,4 @@ def test_what_is_open_on_purpose_is_said(shop):
     code, found = survey(shop, "--open", "POST /login", "--open", "POST /checkout/shipment")
     assert (code, found["POST", "/login"]["verdict"]) == (1, "declared open")  # the PUT is left
     wrong = run("routes", "--app", "routed_shop:once", "--open", "POST /logn", cwd=shop)
-    assert (wrong.returncode, wrong.stderr) == (2, "oncekey: --open 'POST /logn': no route is served there\n")
+    assert (wrong.returncode, wrong.stderr) == (2, "oncekey: --open 'POST /logn': no such route is served\n")

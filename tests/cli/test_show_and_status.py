@@ -121,7 +121,7 @@ async def test_a_declined_payment_that_is_busted_is_not_asked_for_again(database
     async with shop.open():
         assert (await shop.send("/payments", key=KEY)).status == 402
         shown = await asyncio.to_thread(oncekey, "keys", "show", KEY, *where)
-        assert "a retry shall compute the response from the finished steps" in shown.stdout
+        assert "a retry should compute the response from the finished steps" in shown.stdout
         assert "no provider is asked again" in " ".join(shown.stdout.split())
         busted = await asyncio.to_thread(oncekey, "keys", "bust", KEY, *where, "--reason", "funds arrived")
         assert "finished steps are not repeated" in busted.stdout

@@ -57,7 +57,7 @@ def test_counts(shop, url):
 
 def test_for_people(shop, url):
     empty = oncekey("stats", "--store", url).stdout
-    assert empty.startswith("there are no keys\n")
+    assert empty.startswith("no keys\n")
     fill(shop)
     text = oncekey("stats", "--store", url).stdout
     assert "cannot be counted" in text
@@ -97,7 +97,7 @@ def until(process, wanted):
 
 def test_a_watch_shows_what_the_consoles_overview_shows_and_each_change(url):
     with opened(url) as world, watching(url, "--json") as process:
-        assert "No worker lives" in until(process, lambda reading: reading["level"] == "bad")["headline"]
+        assert "No worker is alive" in until(process, lambda reading: reading["level"] == "bad")["headline"]
         fill_with_trouble(world, finished=4)
         seen = until(process, lambda reading: reading["counts"]["dead"]["count"] == 4)
         seen = until(process, lambda reading: len(reading["workers"]) == 2)
@@ -105,7 +105,7 @@ def test_a_watch_shows_what_the_consoles_overview_shows_and_each_change(url):
         assert counts == {
             "unknown": 3, "dead": 4, "stuck": 1, "failed_retryable": 7, "in_progress": 2, "pending": 1, "due": 0,
         }  # fmt: skip
-        assert seen["headline"] == "An operator has to look: 3 of unknown outcome and 4 dead letters."
+        assert seen["headline"] == "3 unknown outcomes and 4 dead letters need attention."
 
 
 def test_a_watch_for_people_cannot_be_moved_by_what_others_wrote(tmp_path):
@@ -114,7 +114,7 @@ def test_a_watch_for_people_cannot_be_moved_by_what_others_wrote(tmp_path):
         world.go(world.store.upkeep.beat("\x1b[2Jevil", ["relay"], 3600 * SECOND))
         with watching(url) as process:
             lines = [process.stdout.readline() for _ in range(15)]
-    assert lines[1] == "Nothing waits for a person.\n"
+    assert lines[1] == "Nothing needs attention.\n"
     assert any(line.split()[:2] == ["unknown", "0"] for line in lines)
     assert any("evil" in line and "alive" in line and "relay" in line for line in lines)
     assert "\x1b" not in "".join(lines)

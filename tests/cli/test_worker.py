@@ -28,7 +28,7 @@ from oncekey.testing.claims import a_claim
 from oncekey.wire import connect
 from oncekey.workers.tasks import NAMES
 
-NO_POSTMAN = f"there is no task 'postman'; there are {', '.join(NAMES)}"
+NO_POSTMAN = f"no task 'postman'; the tasks are {', '.join(NAMES)}"
 ONCEKEY = Path(sys.executable).with_name("oncekey")
 SHOP = """
 import pathlib, sys
@@ -146,12 +146,12 @@ def test_a_signal_lets_an_open_call_end(shop, number):  # P5, F10: one call, and
 @pytest.mark.parametrize(
     ("app", "line"),
     [
-        ("shop", "--app shop: say module:name, as in --app shop.main:once"),
-        ("shop:", "--app shop:: say module:name, as in --app shop.main:once"),
-        ("nowhere:once", "--app: there is no module nowhere here or among the installed ones"),
-        ("nowhere.at.all:once", "--app: there is no module nowhere.at.all here or among the installed ones"),
+        ("shop", "--app shop is not module:name: write it like --app shop.main:once"),
+        ("shop:", "--app shop: is not module:name: write it like --app shop.main:once"),
+        ("nowhere:once", "--app: the module nowhere does not exist here or among the installed ones"),
+        ("nowhere.at.all:once", "--app: the module nowhere.at.all does not exist here or among the installed ones"),
         ("shop:twice", "--app shop:twice: shop has no twice"),
-        ("shop:other", "--app shop:other: that is a int, and a Once is needed"),
+        ("shop:other", "--app shop:other is a int, not a Once"),
         ("broken:once", "--app: broken cannot be imported: No module named 'no_such_package'"),
     ],
 )
@@ -177,9 +177,9 @@ def test_what_cannot_be_loaded_is_said(shop, monkeypatch, app, line):
             ["--app", "shop:once", "--only", "relay,postman"],
             NO_POSTMAN,
         ),
-        (["--app", "shop:once", "--without", "reapers"], f"there is no task 'reapers'; there are {', '.join(NAMES)}"),
-        (["--app", "forgetful:once"], "topics need a store with an outbox: `oncekey stores` says which have one"),
-        (["--app", "shop:once", "--topics", "charge,refund"], "there is no topic 'refund'; there is charge"),
+        (["--app", "shop:once", "--without", "reapers"], f"no task 'reapers'; the tasks are {', '.join(NAMES)}"),
+        (["--app", "forgetful:once"], "topics need a store with an outbox: run `oncekey stores` to list them"),
+        (["--app", "shop:once", "--topics", "charge,refund"], "no topic 'refund'; the topics are charge"),
     ],
 )
 def test_mistakes_are_one_line(shop, arguments, line):
@@ -302,7 +302,7 @@ def test_once_says_that_something_failed(shop):
     result = oncekey("worker", "--app", "failing:once", "--once", cwd=folder)
 
     assert result.returncode == 1
-    assert result.stdout.splitlines()[-1] == "1 done, 1 failed: the log says what"
+    assert result.stdout.splitlines()[-1] == "1 done, 1 failed: see the log"
     assert flows.find(engine, parcel.record_id).record.state is State.UNKNOWN
     assert "k-1" not in result.stdout + result.stderr
 

@@ -140,5 +140,5 @@ def test_a_cancelled_request_is_not_sent_again():
 
 
 def test_a_journal_is_refused(tmp_path):
-    with pytest.raises(ClientConfigurationError, match="keeps no journal"):
+    with pytest.raises(ClientConfigurationError, match="has no journal"):
         OncekeyClientMiddleware(session=RetrySession(journal=Journal(tmp_path / "journal.db")))

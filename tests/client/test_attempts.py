@@ -195,7 +195,7 @@ def test_a_wrong_certificate_is_not_tried_again():
 
 def test_a_key_that_the_server_has_forgotten_is_to_be_found_out_about():
     gone = problem(Code.KEY_EXPIRED)
-    assert Play([gone]).run() == Unknown("the server has forgotten the key", gone, expired=True)
+    assert Play([gone]).run() == Unknown("the key has expired at the server", gone, expired=True)
 
 
 @pytest.mark.parametrize("last", [LOST, reply(408), reply(500), reply(502), reply(503), reply(504)], ids=str)

@@ -362,5 +362,5 @@ def test_without_any_of_the_packages_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(adapter, "find_spec", lambda _: None)
     with pytest.raises(ClientConfigurationError, match=r"oncekey\[client\]"):
         OncekeyTransport()
-    with pytest.raises(ClientConfigurationError, match="without a journal"):
+    with pytest.raises(ClientConfigurationError, match="resume needs a journal"):
         OncekeyTransport(SimpleNamespace()).resume()

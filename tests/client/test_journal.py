@@ -94,10 +94,10 @@ def test_another_request_under_a_name_or_key_is_refused_before_it_is_sent(journa
 
 def test_an_answer_is_not_taken_back(journal):
     begin(journal)
-    journal.doubt(KEY, "why")
+    journal.mark_unknown(KEY, "why")
     assert journal.entries()[0].progress is Progress.UNKNOWN
     journal.answer(KEY, DONE)
-    journal.doubt(KEY, "late")
+    journal.mark_unknown(KEY, "late")
     journal.answer(KEY, Reply(500))
     (entry,) = journal.entries()
     assert (entry.progress, entry.note, entry.reply and entry.reply.status) == (Progress.ANSWERED, "", 201)
@@ -224,7 +224,7 @@ def test_a_key_older_than_servers_keep_keys_is_not_sent(tmp_path):
         session.begin(named)
     assert session.journal is not None
     (entry,) = session.journal.unfinished()
-    assert (entry.progress, entry.note) == (Progress.UNKNOWN, "its key is older than servers keep keys")
+    assert (entry.progress, entry.note) == (Progress.UNKNOWN, "its key is older than servers store keys")
 
 
 def test_every_outcome_is_written_down_and_handed_on(journal):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from conformance.shop import Bug, Shop, Way
-from oncekey_check import Address, Failed, Profile, Report, Target
+from oncekey_check import Address, CheckProfile, CheckReport, Failed, Target
 from oncekey_check.carrier import IN_URL, Carrier, KeyFormat, Place
 
 _TEAPOTS = {"product_id": "sku_teapot", "quantity": 2}
@@ -63,7 +63,7 @@ def demo_target(url: str) -> Target:
     )
 
 
-def broken(report: Report, *profiles: Profile) -> set[str]:
+def broken(report: CheckReport, *profiles: CheckProfile) -> set[str]:
     """Return the clauses that fail in one of the profiles, as promise or as advice."""
     return {
         finding.clause.id

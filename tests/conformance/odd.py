@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from conformance.shop import Way
-from oncekey_check import Profile
+from oncekey_check import CheckProfile
 
 SAID: dict[Way, tuple[str, ...]] = {
     Way.NO_CHUNKS: (),
@@ -105,9 +105,9 @@ UNDECIDED: dict[Way, tuple[str, ...]] = {
 SUPPLIED = (Way.SOLD_OUT, Way.WINDOW, Way.RESTARTED)
 """What can be judged here depends on how far a run comes before the supply ends, or on when the server is away."""
 
-PROFILES: dict[Way, Profile] = {
-    Way.LOCKED: Profile.IETF,
-    Way.TOO_EARLY: Profile.IETF,
-    Way.BARE_ONLY: Profile.STRIPE,
+PROFILES: dict[Way, CheckProfile] = {
+    Way.LOCKED: CheckProfile.IETF,
+    Way.TOO_EARLY: CheckProfile.IETF,
+    Way.BARE_ONLY: CheckProfile.STRIPE,
 }
 """The profile by which it is right, where the strict one wants something else."""

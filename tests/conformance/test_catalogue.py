@@ -15,8 +15,8 @@ from oncekey_check import CLAUSES, Address, Need, Target, bodies, chosen
 from oncekey_check.bodies import amount_at, is_same, volatile
 from oncekey_check.carrier import KeyFormat, filled
 from oncekey_check.catalogue import REFERENCES, NoSuchClauseError
-from oncekey_check.clauses import Failed, Harm, UndecidedError
-from oncekey_check.headlines import HEADLINES, Evidence, told_of
+from oncekey_check.clauses import Failed, Harm, InconclusiveError
+from oncekey_check.headlines import HEADLINES, Evidence, headline_of
 from oncekey_check.probe import Probe
 from oncekey_check.raw_http import Answer, RawRequest
 from oncekey_check.target import is_secret, replaced
@@ -46,7 +46,7 @@ def test_every_clause_has_a_headline_and_public_texts() -> None:
         assert all(text.url.startswith("https://") and text.name for text in texts)
     for clause in CLAUSES:
         for evidence in (Evidence(), Evidence(3), Evidence(None, 2)):
-            _, headline = told_of(clause, WRONG, evidence, "payment")
+            _, headline = headline_of(clause, WRONG, evidence, "payment")
             assert "{" not in headline
             assert not headline.endswith(".")
 
@@ -61,19 +61,19 @@ def test_the_reference_names_public_texts_and_no_numbers_of_ours() -> None:
 
 def test_a_clause_without_a_headline_is_told_by_its_title() -> None:
     clause = replace(CLAUSES[0], id="keys.new")
-    assert told_of(clause, WRONG, Evidence(), "order") == (Harm.WRONG, f"This promise is not kept: {clause.title}")
+    assert headline_of(clause, WRONG, Evidence(), "order") == (Harm.WRONG, f"This guarantee is broken: {clause.title}")
 
 
 def test_nothing_is_said_to_have_happened_twice_against_a_count_of_one() -> None:
     for clause in CLAUSES:
-        harm, headline = told_of(clause, WRONG, Evidence(1, 2), "order")
+        harm, headline = headline_of(clause, WRONG, Evidence(1, 2), "order")
         assert harm is not Harm.TWICE, clause.id
-        assert "came of one key" not in headline
+        assert "from one key" not in headline
 
 
 def test_a_verdict_may_bring_a_headline_that_fits_better() -> None:
-    verdict = replace(WRONG, told=(Harm.LOST, "The second {noun} never happened"))
-    assert told_of(CLAUSES[0], verdict, Evidence(3), "order") == (Harm.LOST, "The second order never happened")
+    verdict = replace(WRONG, headline=(Harm.LOST, "The second {noun} never happened"))
+    assert headline_of(CLAUSES[0], verdict, Evidence(3), "order") == (Harm.LOST, "The second order never happened")
 
 
 @pytest.mark.parametrize(
@@ -281,5 +281,5 @@ def test_a_run_ends_when_its_requests_are_used_up() -> None:
         probe = Probe(target, quoted=True, usual=201, latency=0.0, most=2)
         probe.send(probe.fresh())
         probe.send(probe.fresh())
-        with pytest.raises(UndecidedError, match="2 requests are used up"):
+        with pytest.raises(InconclusiveError, match="2 requests are used up"):
             probe.send(probe.fresh())

@@ -10,7 +10,7 @@ from conformance.aiming import broken, demo_target
 from harness.demo import Demo
 from harness.served import Served
 from oncekey.core.policy import Policy
-from oncekey_check import CLAUSES, Need, Passed, Profile, Report, Skipped, check, planned
+from oncekey_check import CLAUSES, CheckProfile, CheckReport, Need, Passed, Skipped, check, planned
 from oncekey_demo.app import create_app
 
 # The demo has no second operation and no switch that makes it fail.
@@ -19,7 +19,7 @@ UNTOLD = {Need.OTHER_URL, Need.FAIL, Need.DECLINED, Need.LARGE, Need.SAME_CALLER
 FURTHER = {Need.ALSO, Need.LEASE, Need.CRASH, Need.OUTAGE}
 
 
-def unjudged(report: Report) -> set[str]:
+def unjudged(report: CheckReport) -> set[str]:
     """The clauses that were not tried, or that the answers did not decide."""
     return {finding.clause.id for finding in report.findings if isinstance(finding.verdict, Skipped)}
 
@@ -38,11 +38,11 @@ def test_the_demo_keeps_every_promise_of_the_draft_and_of_money(
     # R264: clients that hang up at each part of a request
     store = None if kept_in == "sqlite" else request.getfixturevalue("postgres_dsn")
     with Demo(tmp_path, store=store) as demo:
-        report = check(demo_target(demo.url), profile=Profile.IETF)
-    assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()
+        report = check(demo_target(demo.url), profile=CheckProfile.IETF)
+    assert broken(report, CheckProfile.IETF, CheckProfile.STRICT_MONEY) == set()
     assert unjudged(report) == untold()
     assert [finding.verdict for finding in report.findings if finding.clause.id == "keys.field-name"] == [Passed()]
-    assert report.matches == [Profile.IETF, Profile.STRICT_MONEY]
+    assert report.matches == [CheckProfile.IETF, CheckProfile.STRICT_MONEY]
     assert report.sent <= planned()
 
 
@@ -50,7 +50,7 @@ def test_the_demo_in_the_other_flavour_keeps_every_promise_of_it(tmp_path: Path)
     # C7
     app = create_app(f"sqlite:///{tmp_path}/demo.db", Policy(flavor="stripe"))
     with Served(app) as served:
-        report = check(demo_target(f"http://127.0.0.1:{served.port}"), profile=Profile.STRIPE)
-    assert broken(report, Profile.STRIPE) == set()
+        report = check(demo_target(f"http://127.0.0.1:{served.port}"), profile=CheckProfile.STRIPE)
+    assert broken(report, CheckProfile.STRIPE) == set()
     assert unjudged(report) == untold()
-    assert report.matches == [Profile.STRIPE]
+    assert report.matches == [CheckProfile.STRIPE]

@@ -12,7 +12,7 @@ from conformance.aiming import JSON
 from harness.served import Served
 from oncekey.core.model import INLINE
 from oncekey.once import Once
-from oncekey_check import CLAUSES, Address, Passed, Profile, Target, check
+from oncekey_check import CLAUSES, Address, CheckProfile, Passed, Target, check
 
 COMPARED = {
     f"mismatches.{name}"
@@ -50,7 +50,7 @@ def test_oncekey_tells_bodies_and_keys_apart_where_nothing_else_refuses_them(tmp
             address=address, body=b'{"item": "teapot", "quantity": 2}', headers=(JSON,), count_address=address
         )
         tried = [clause for clause in CLAUSES if clause.id in COMPARED | ALSO | CAPTURED]
-        report = check(target, profile=Profile.STRICT_MONEY, clauses=tried)
+        report = check(target, profile=CheckProfile.STRICT_MONEY, clauses=tried)
     assert {finding.clause.id: finding.verdict for finding in report.findings} == dict.fromkeys(
         COMPARED | ALSO | CAPTURED, Passed()
     )

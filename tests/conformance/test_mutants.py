@@ -9,7 +9,7 @@ import pytest
 from conformance.aiming import broken, shop_target
 from conformance.mutants import HEADLINES, KILLS, REACHED, UNKILLED
 from conformance.shop import Bug, Shop
-from oncekey_check import CLAUSES, Failed, Need, Profile, Report, Skipped, check
+from oncekey_check import CLAUSES, CheckProfile, CheckReport, Failed, Need, Skipped, check
 from oncekey_check.scripts import transcript
 
 AT_ONCE = 12
@@ -24,40 +24,40 @@ TWO_FAULTS = {
 FURTHER = {Need.DECLINED, Need.LARGE, Need.ALSO, Need.LEASE, Need.CRASH, Need.OUTAGE}
 
 
-def _check(*bugs: Bug) -> Report:
+def _check(*bugs: Bug) -> CheckReport:
     with Shop(*bugs) as shop:
-        return check(shop_target(shop), profile=Profile.STRICT_MONEY)
+        return check(shop_target(shop), profile=CheckProfile.STRICT_MONEY)
 
 
 @pytest.fixture(scope="module")
-def reports() -> dict[Bug, Report]:
+def reports() -> dict[Bug, CheckReport]:
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(Bug, pool.map(_check, Bug), strict=True))
 
 
 def test_the_correct_shop_passes_everything() -> None:
     report = _check()
-    assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()
+    assert broken(report, CheckProfile.IETF, CheckProfile.STRICT_MONEY) == set()
     assert {finding.verdict.pass_this for finding in report.skipped} <= FURTHER
-    assert report.matches == [Profile.IETF, Profile.STRICT_MONEY]
+    assert report.matches == [CheckProfile.IETF, CheckProfile.STRICT_MONEY]
 
 
 def test_the_correct_shop_in_the_other_flavour_passes_everything() -> None:
     # C7
     with Shop(stripe=True) as shop:
-        report = check(shop_target(shop, key_optional=True), profile=Profile.STRIPE)
-    assert broken(report, Profile.STRIPE) == set()
+        report = check(shop_target(shop, key_optional=True), profile=CheckProfile.STRIPE)
+    assert broken(report, CheckProfile.STRIPE) == set()
     assert (report.failed, report.advice) == ([], [])
-    assert report.matches == [Profile.STRIPE]
+    assert report.matches == [CheckProfile.STRIPE]
 
 
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)
-def test_a_bug_breaks_its_clause_and_only_related_ones(bug: Bug, reports: dict[Bug, Report]) -> None:
-    assert broken(reports[bug], Profile.IETF, Profile.STRICT_MONEY) == set(KILLS[bug])
+def test_a_bug_breaks_its_clause_and_only_related_ones(bug: Bug, reports: dict[Bug, CheckReport]) -> None:
+    assert broken(reports[bug], CheckProfile.IETF, CheckProfile.STRICT_MONEY) == set(KILLS[bug])
 
 
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)
-def test_the_headline_tells_what_the_bug_does(bug: Bug, reports: dict[Bug, Report]) -> None:
+def test_the_headline_tells_what_the_bug_does(bug: Bug, reports: dict[Bug, CheckReport]) -> None:
     (finding,) = (one for one in reports[bug].findings if one.clause.id == KILLS[bug][0])
     assert finding.headline == HEADLINES[bug].format(effects=finding.evidence.effects)
 
@@ -68,7 +68,7 @@ def test_every_clause_is_broken_by_a_bug() -> None:
     assert set(KILLS) == set(Bug)
 
 
-def test_a_finding_has_what_repeats_it(reports: dict[Bug, Report]) -> None:
+def test_a_finding_has_what_repeats_it(reports: dict[Bug, CheckReport]) -> None:
     for report in reports.values():
         for finding in report.findings:
             if isinstance(finding.verdict, Failed):
@@ -77,20 +77,20 @@ def test_a_finding_has_what_repeats_it(reports: dict[Bug, Report]) -> None:
                 assert finding.verdict.seen
 
 
-def test_a_client_that_hung_up_is_named_in_the_transcript(reports: dict[Bug, Report]) -> None:
+def test_a_client_that_hung_up_is_named_in_the_transcript(reports: dict[Bug, CheckReport]) -> None:
     (finding,) = reports[Bug.HANGUP_FORGETS].failed
-    assert "(no answer: the client hung up)" in transcript(finding.verdict.exchange[0])
+    assert "(no response: the client disconnected)" in transcript(finding.verdict.exchange[0])
 
 
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)
-def test_one_bug_is_one_cause(bug: Bug, reports: dict[Bug, Report]) -> None:
+def test_one_bug_is_one_cause(bug: Bug, reports: dict[Bug, CheckReport]) -> None:
     report = reports[bug]
     failed = {finding.clause.id for finding in report.failed}
     expected = [name for name in TWO_FAULTS.get(bug, KILLS[bug][:1]) if name in failed]
     assert [group.root.clause.id for group in report.groups] == expected
 
 
-def test_the_most_dangerous_finding_comes_first(reports: dict[Bug, Report]) -> None:
+def test_the_most_dangerous_finding_comes_first(reports: dict[Bug, CheckReport]) -> None:
     harms = [finding.harm for finding in reports[Bug.NO_FINGERPRINT].failed]
     assert harms == sorted(harms, reverse=True)
     assert reports[Bug.NO_FINGERPRINT].failed[0].clause.id == "mismatches.nothing-happens"

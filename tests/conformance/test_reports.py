@@ -18,7 +18,7 @@ from conformance.fronts import Front
 from conformance.shop import Bug, Shop
 from harness.browser import chromium
 from oncekey import __version__
-from oncekey_check import CLAUSES, Failed, Profile, Report, check
+from oncekey_check import CLAUSES, CheckProfile, CheckReport, Failed, check
 from oncekey_check.clauses import Exchange, Harm
 from oncekey_check.raw_http import Address, Answer, RawRequest
 from oncekey_check.reports import dangers, missing, plain, to_html, to_json, to_junit, to_sarif
@@ -28,29 +28,29 @@ FAST = [clause for clause in CLAUSES if not clause.id.startswith(("races", "hang
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> CheckReport:
     """The findings of a shop that has much to find."""
     bugs = (Bug.NO_FINGERPRINT, Bug.GLOBAL_SCOPE, Bug.REPLAY_200, Bug.LOST_LOCATION, Bug.NO_ECHO)
     with Shop(*bugs) as shop:
-        return check(shop_target(shop, fail=None, slow=None), profile=Profile.STRICT_MONEY, clauses=FAST)
+        return check(shop_target(shop, fail=None, slow=None), profile=CheckProfile.STRICT_MONEY, clauses=FAST)
 
 
-def test_the_three_most_dangerous_come_first(report: Report) -> None:
+def test_the_three_most_dangerous_come_first(report: CheckReport) -> None:
     first = dangers(report)
     assert len(first) == 3
-    assert first[0].startswith("Tenant B got tenant A's order, and its own never happened\n  leaked; critical")
-    assert first[1].startswith("Another body under a used key got the first one's answer: the second order never")
+    assert first[0].startswith("Tenant B received tenant A's order, and its own never happened\n  leaked; critical")
+    assert first[1].startswith("Another body under a used key received the first response: the second order never")
     assert all("expected:" in text and "seen:" in text and "curl -si -X POST" in text for text in first)
-    assert plain(report).startswith("What is wrong, the worst first\n\nTenant B got tenant A's order")
+    assert plain(report).startswith("Problems, worst first\n\nTenant B received tenant A's order")
     assert [finding.harm for finding in report.dangers] == [Harm.LEAKED, Harm.LOST, Harm.WRONG]
 
 
-def test_the_text_says_what_to_pass_to_judge_more(report: Report) -> None:
-    assert "--fail-header would let 3 more be judged" in missing(report)
-    assert "--slow-header would let 2 more be judged" in missing(report)
+def test_the_text_says_what_to_pass_to_judge_more(report: CheckReport) -> None:
+    assert "--fail-header would allow judging 3 more" in missing(report)
+    assert "--slow-header would allow judging 2 more" in missing(report)
 
 
-def test_json_has_every_clause_and_the_counts(report: Report) -> None:
+def test_json_has_every_clause_and_the_counts(report: CheckReport) -> None:
     document = json.loads(to_json(report))
     assert [clause["id"] for clause in document["clauses"]] == [clause.id for clause in FAST]
     results = [clause["result"] for clause in document["clauses"]]
@@ -61,7 +61,7 @@ def test_json_has_every_clause_and_the_counts(report: Report) -> None:
     assert len(document["most_dangerous"]) == 3
 
 
-def test_junit_counts_what_failed_and_what_was_skipped(report: Report) -> None:
+def test_junit_counts_what_failed_and_what_was_skipped(report: CheckReport) -> None:
     root = fromstring(to_junit(report))
     assert len(root.findall(".//failure")) == len(report.failed)
     assert len(root.findall(".//skipped")) == len(report.skipped) + len(report.undecided)
@@ -69,7 +69,7 @@ def test_junit_counts_what_failed_and_what_was_skipped(report: Report) -> None:
     assert sum(int(suite.attrib["failures"]) for suite in root) == len(report.failed)
 
 
-def test_sarif_has_a_rule_for_each_clause_and_a_result_for_each_finding(report: Report) -> None:
+def test_sarif_has_a_rule_for_each_clause_and_a_result_for_each_finding(report: CheckReport) -> None:
     document = json.loads(to_sarif(report))
     (run,) = document["runs"]
     rules = {rule["id"]: rule for rule in run["tool"]["driver"]["rules"]}
@@ -86,7 +86,7 @@ def test_sarif_has_a_rule_for_each_clause_and_a_result_for_each_finding(report: 
     assert "Bearer" not in to_sarif(report).replace("${AUTHORIZATION}", "")
 
 
-def test_every_table_names_the_clause_and_every_finding_says_how_to_fix_it(report: Report) -> None:
+def test_every_table_names_the_clause_and_every_finding_says_how_to_fix_it(report: CheckReport) -> None:
     page, text = unescape(to_html(report)), plain(report)
     for finding in report.asked:
         assert f"<code>{finding.clause.id}</code>" in page
@@ -99,8 +99,8 @@ def test_every_table_names_the_clause_and_every_finding_says_how_to_fix_it(repor
 def test_what_another_profile_forbids_is_allowed_and_not_passed() -> None:
     only = [clause for clause in CLAUSES if clause.id == "mismatches.status"]
     with Shop() as shop:
-        strict = check(shop_target(shop), profile=Profile.IETF, clauses=only)
-        other = check(shop_target(shop), profile=Profile.STRIPE, clauses=only)
+        strict = check(shop_target(shop), profile=CheckProfile.IETF, clauses=only)
+        other = check(shop_target(shop), profile=CheckProfile.STRIPE, clauses=only)
     assert "allowed   mismatches.status" in plain(strict)
     assert "1 allowed" in plain(strict).splitlines()[-1]
     assert strict.passed == strict.failed == []
@@ -136,7 +136,7 @@ class _Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_loads_nothing(report: Report) -> None:
+def test_the_page_is_whole_and_loads_nothing(report: CheckReport) -> None:
     page = _Page()
     text = to_html(report)
     page.feed(text)
@@ -149,12 +149,12 @@ def test_the_page_is_whole_and_loads_nothing(report: Report) -> None:
 
 
 @pytest.mark.parametrize("write", [plain, to_json, to_junit, to_html])
-def test_no_report_has_a_credential_in_it(write, report: Report) -> None:
+def test_no_report_has_a_credential_in_it(write, report: CheckReport) -> None:
     assert "Bearer" not in write(report)
 
 
 @pytest.mark.parametrize("write", [plain, to_json, to_junit, to_html])
-def test_a_report_says_what_was_run_and_where_to_read_on(write, report: Report) -> None:
+def test_a_report_says_what_was_run_and_where_to_read_on(write, report: CheckReport) -> None:
     text = unescape(write(report))
     assert __version__ in text
     assert "oncekey-check" in text
@@ -164,7 +164,7 @@ def test_a_report_says_what_was_run_and_where_to_read_on(write, report: Report) 
     assert not re.search(r"\bR[0-9]{1,3}\b", text)
 
 
-def test_what_was_run_can_be_run_again(report: Report) -> None:
+def test_what_was_run_can_be_run_again(report: CheckReport) -> None:
     words = shlex.split(invocation(report.target, report.profile))
     assert words[:2] == ["oncekey-check", str(report.target.address)]
     assert words[words.index("--body") + 1] == report.target.body.decode()
@@ -173,22 +173,22 @@ def test_what_was_run_can_be_run_again(report: Report) -> None:
     assert "--unsafe-methods" in words
 
 
-def test_consequences_stand_under_their_cause(report: Report) -> None:
+def test_consequences_stand_under_their_cause(report: CheckReport) -> None:
     roots = {group.root.clause.id: {one.clause.id for one in group.consequences} for group in report.groups}
     assert "mismatches.status" in roots["mismatches.nothing-happens"]
     told = {clause["id"]: clause.get("caused_by") for clause in json.loads(to_json(report))["clauses"]}
     assert told["mismatches.status"] == "mismatches.nothing-happens"
     assert told["mismatches.nothing-happens"] is None
-    assert "follows:   Another body under a used key got the wrong status (mismatches.status)" in plain(report)
+    assert "follows:   Another body under a used key received the wrong status (mismatches.status)" in plain(report)
 
 
 def test_an_api_that_ignores_keys_is_one_finding() -> None:
     with Shop(Bug.MISSING_RUNS) as shop, Front(shop.url, unprotected=lambda _: True) as front:
         target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), slow=None, fail=None)
-        found = check(target, profile=Profile.STRICT_MONEY, clauses=FAST)
+        found = check(target, profile=CheckProfile.STRICT_MONEY, clauses=FAST)
     assert len(found.failed) > 5
     assert [group.root.headline for group in found.groups if group.root.harm is Harm.TWICE] == [
-        "3 orders came of one key: the request was sent three times"
+        "3 orders from one key: the request was sent three times"
     ]
     assert len(found.groups[0].consequences) > 5
 
@@ -215,7 +215,7 @@ def test_the_time_limit_ends_the_run() -> None:
     with Shop() as shop:
         report = check(shop_target(shop), clauses=FAST[:3], time_limit=0)
     assert [str(finding.verdict) for finding in report.findings] == [
-        "Skipped(because='the time was up', pass_this='--time-limit')"
+        "Skipped(because='the time limit was reached', pass_this='--time-limit')"
     ] * 3
 
 
@@ -224,7 +224,7 @@ _CLIPPED = """[...document.querySelectorAll("html, body, body *")]
     .filter(it => it.clientWidth && it.scrollWidth > it.clientWidth).map(it => it.outerHTML.slice(0, 120))"""
 
 
-def test_the_page_fits_a_desktop_and_a_phone_in_the_light_and_in_the_dark(report: Report) -> None:
+def test_the_page_fits_a_desktop_and_a_phone_in_the_light_and_in_the_dark(report: CheckReport) -> None:
     far = replace(report.target, address=ADDRESS.at(f"/orders/{'x' * 300}"))
     faults: dict[tuple[int, str], object] = {}
     with chromium() as browser:

@@ -105,7 +105,7 @@ async def test_wrong_tokens_are_heard_a_few_times_only(url):
         refused = await visitor.log_in(ANN)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) > 0
-        assert "Too many wrong tokens" in said(refused)
+        assert "Too many invalid tokens" in said(refused)
 
 
 def test_attempts_are_forgotten_after_a_while_and_by_address():
@@ -249,14 +249,14 @@ async def test_a_reader_may_look_and_change_nothing(url):
         await visitor.log_in(BOB)
         page = await visitor.find(INLINE_KEY)
         shown = await visitor.get(page)
-        assert "You may only look" in said(shown)
+        assert "You have read-only access" in said(shown)
         assert "/move/" not in shown.text
         for answer in (
             await visitor.get(f"{page}/move/executed"),
             await visitor.post(f"{page}/move/executed", reason="x", status="201", confirmed="yes"),
         ):
             assert answer.status_code == 403
-            assert "bob has the role read, and this needs operate" in said(answer)
+            assert "bob has the role read; this page needs operate" in said(answer)
         assert "unknown" in said(await visitor.get(page))
 
 
@@ -267,7 +267,7 @@ async def test_a_form_without_our_proof_is_refused(url, proof):
         page = await visitor.find(INLINE_KEY)
         answer = await visitor.post(f"{page}/move/executed", proof=proof, reason="x", status="201", confirmed="yes")
         assert answer.status_code == 403
-        assert "not from here" in said(answer)
+        assert "The form was rejected" in said(answer)
 
 
 async def test_another_sites_form_is_refused(url):

@@ -103,7 +103,7 @@ def log_in(page, served, token=ANN):
     page.goto(f"{served}/login")
     page.get_by_label("Token").fill(token)
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("heading", name="Lately")).to_be_visible()
+    expect(page.get_by_role("heading", name="Recent activity")).to_be_visible()
 
 
 def press(page, *keys):
@@ -128,20 +128,20 @@ def find(page, key):
 def test_an_unknown_request_is_found_settled_and_audited(visit, served, world):
     page = visit()
     log_in(page, served)
-    expect(page.get_by_role("status")).to_contain_text("An operator has to look")
+    expect(page.get_by_role("status")).to_contain_text("need attention")
     find(page, INLINE_KEY)
     expect(page.locator(".meaning")).to_contain_text("Unknown: its handler may have called the provider")
-    page.get_by_role("link", name="It happened").click()
-    expect(page.get_by_role("complementary")).to_contain_text("every retry of the client gets that answer")
+    page.get_by_role("link", name="Confirm create_payment").click()
+    expect(page.get_by_role("complementary")).to_contain_text("The next retry gets the response that you enter")
     page.get_by_label("Status").fill("201")
-    page.get_by_label("Body that the client gets").fill('{"id": "pay_1"}')
-    page.get_by_label("Why").fill("seen in their dashboard")
-    page.get_by_role("button", name="Go on").click()
-    expect(page.get_by_text("A retry gets the stored answer (201)")).to_be_visible()
-    page.get_by_role("button", name="Do it").click()
-    expect(page.get_by_role("status")).to_contain_text("in the audit")
+    page.get_by_label("Response body that the client gets").fill('{"id": "pay_1"}')
+    page.get_by_label("Reason", exact=True).fill("seen in their dashboard")
+    page.get_by_role("button", name="Preview").click()
+    expect(page.get_by_text("A retry receives the stored response (201)")).to_be_visible()
+    page.get_by_role("button", name="Confirm create_payment").click()
+    expect(page.get_by_role("status")).to_contain_text("The timeline has the audit line")
     last = page.locator(".timeline li.operator").last
-    expect(last).to_contain_text("settled: it was executed")
+    expect(last).to_contain_text("resolved: executed")
     expect(last).to_contain_text("seen in their dashboard")
     expect(last).to_contain_text("by ann")
     record = world.record(RecordId(ACME, INLINE_KEY))
@@ -155,13 +155,34 @@ def test_a_dead_letter_is_sent_again(visit, served, world):
     log_in(page, served)
     page.get_by_role("link", name=re.compile("^Dead letters")).first.click()
     row = page.locator(".queue li", has_text=OUTBOX_KEY)
-    row.get_by_role("link", name="Try again").click()
-    page.get_by_label("Why").fill("the provider is back")
-    page.get_by_role("button", name="Go on").click()
+    row.get_by_role("link", name="Open").click()
+    page.get_by_role("link", name="Retry send_refund").click()
+    page.get_by_label("Reason", exact=True).fill("the provider is back")
+    page.get_by_role("button", name="Preview").click()
     expect(page.locator(".lead")).to_contain_text("pending")
-    page.get_by_role("button", name="Do it").click()
-    expect(page.locator(".timeline li.operator").last).to_contain_text("sent back to the outbox")
+    page.get_by_role("button", name="Retry send_refund").click()
+    expect(page.locator(".timeline li.operator").last).to_contain_text("dead letter retried")
     assert world.record(RecordId(ZETA, OUTBOX_KEY)).state is State.PENDING
+
+
+def test_dead_letters_of_one_kind_are_retried_together(visit, served, world):
+    page = visit()
+    log_in(page, served)
+    page.get_by_role("status").get_by_role("link", name="dead letters").click()
+    for number in range(2):
+        dying = [lambda owner: replace(a_parcel(owner, ParcelKind.EMIT), topic="bulk_topic")]
+        put(world, State.COMPLETED, Effects.LOCAL, f"bulk-{number}", parcels=dying)
+    page.get_by_label("Topic").fill("bulk_topic")
+    page.get_by_role("button", name="Filter").click()
+    expect(page.locator(".queue li")).to_have_count(2)
+    page.get_by_role("link", name="Retry…").click()
+    expect(page.get_by_role("heading", name="Retry 2 dead letters")).to_be_visible()
+    page.get_by_label("Reason", exact=True).fill("the receiver is back")
+    page.get_by_role("button", name="Retry 2 dead letters").click()
+    expect(page.get_by_role("heading", name="2 dead letters retried")).to_be_visible()
+    page.get_by_role("link", name="Audit").last.click()
+    page.locator("tbody tr", has_text="bulk_topic").first.get_by_role("link").click()
+    expect(page.locator("h1")).to_contain_text("bulk-")
 
 
 def test_contents_are_veiled_until_somebody_asks(visit, served):
@@ -171,7 +192,7 @@ def test_contents_are_veiled_until_somebody_asks(visit, served):
     expect(page.get_by_text("o_1017")).to_have_count(0)
     page.get_by_role("button", name="Show the contents").click()
     expect(page.get_by_text("o_1017")).to_be_visible()
-    expect(page.locator(".timeline li.operator").last).to_contain_text("its contents were shown")
+    expect(page.locator(".timeline li.operator").last).to_contain_text("contents shown")
     expect(page.locator(".timeline li.operator").last).to_contain_text("by bob")
 
 
@@ -179,19 +200,19 @@ def test_a_reader_is_refused_what_needs_an_operator(visit, served, world):
     page = visit()
     log_in(page, served, BOB)
     find(page, PHASED_KEY)
-    expect(page.get_by_role("link", name="It happened")).to_have_count(0)
+    expect(page.get_by_role("link", name="Confirm charge_created")).to_have_count(0)
     page.goto(f"{served}/record/{token_of(RecordId(ACME, PHASED_KEY))}/move/executed")
-    expect(page.get_by_role("heading", name="You may only look")).to_be_visible()
+    expect(page.get_by_role("heading", name="Read-only access")).to_be_visible()
 
 
 def test_a_form_without_its_proof_is_refused(visit, served, world):
     page = visit()
     log_in(page, served)
     page.goto(f"{served}/record/{token_of(RecordId(ACME, 'checkout-7701'))}/move/release")
-    page.get_by_label("Why").fill("x")
+    page.get_by_label("Reason", exact=True).fill("x")
     page.evaluate("document.querySelector('#move [name=proof]').value = 'forged'")
-    page.get_by_role("button", name="Go on").click()
-    expect(page.get_by_role("heading", name="This form is not from here")).to_be_visible()
+    page.get_by_role("button", name="Preview").click()
+    expect(page.get_by_role("heading", name="The form was rejected")).to_be_visible()
     assert world.record(RecordId(ACME, "checkout-7701")).state is State.IN_PROGRESS
 
 
@@ -207,7 +228,7 @@ def test_another_sites_form_changes_nothing(visit, served, world, browser):
         '<input name="confirmed" value="yes"><button>Go</button></form>'
     )
     page.get_by_role("button", name="Go").click()
-    expect(page.get_by_role("heading")).to_contain_text(re.compile("not logged in|not from here"))
+    expect(page.get_by_role("heading")).to_contain_text(re.compile("session has ended|was rejected"))
     assert world.record(RecordId(ACME, "checkout-7701")).state is State.IN_PROGRESS
 
 
@@ -229,7 +250,7 @@ def test_a_session_that_is_over_leads_back_to_the_login(visit, served, clock):
 def test_a_link_that_carries_its_token_logs_in(visit, served):
     page = visit()
     page.goto(f"{served}/login#{ANN}")
-    expect(page.get_by_role("heading", name="Lately")).to_be_visible()
+    expect(page.get_by_role("heading", name="Recent activity")).to_be_visible()
     assert ANN not in page.url
 
 
@@ -269,13 +290,13 @@ def test_what_others_wrote_is_shown_and_never_run(visit, served, world, url):
         harmless()
     page.goto(f"{served}/records?{urlencode(dict.fromkeys(('state', 'tenant', 'operation', 'error', 'older'), NASTY))}")
     assert page.get_by_label("Operation").input_value() == NASTY
-    harmless("An age is a number")
+    harmless("Enter an age as 90s")
     page.goto(f"{served}/letters")
     page.locator(".queue li", has_text="<img src=x").get_by_role("link").first.click()
     harmless(f"first {NASTY}", "Dead letter")
-    page.get_by_role("link", name="Give up").click()
-    page.get_by_label("Why").fill(NASTY)
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("link", name="Discard").click()
+    page.get_by_label("Reason", exact=True).fill(NASTY)
+    page.get_by_role("button", name="Preview").click()
     harmless()
     for name in (key, f"done-{NASTY}"):
         page.goto(f"{served}/record/{token_of(RecordId(NASTY, name))}")
@@ -284,11 +305,11 @@ def test_what_others_wrote_is_shown_and_never_run(visit, served, world, url):
         harmless(name=name[:5])
     page.goto(f"{served}/record/{token_of(record.id)}/move/executed")
     page.get_by_label("What the call returned").fill("<script>document.title='owned'</script>")
-    page.get_by_label("Why").fill(NASTY)
-    page.get_by_role("button", name="Go on").click()
-    harmless("this is none")  # and what was typed is still there
+    page.get_by_label("Reason", exact=True).fill(NASTY)
+    page.get_by_role("button", name="Preview").click()
+    harmless("The result is not valid JSON")  # and what was typed is still there
     page.get_by_label("What the call returned").fill(json.dumps(NASTY))
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Preview").click()
     expect(page.get_by_role("heading", name="This will happen")).to_be_visible()
     harmless()
     page.goto(f"{served}/ledger")
@@ -296,7 +317,7 @@ def test_what_others_wrote_is_shown_and_never_run(visit, served, world, url):
     harmless("orphan charge", "Ledger")
     assert page.get_by_text(NASTY[:9]).count() > 0
     look_for(page, f"nasty-of-nobody-{NASTY}")
-    harmless("There is no such key", "Found")
+    harmless("Key not found", "Found")
     page.goto(f"{served}/{quote(NASTY)}")
     harmless("There is no such page")
 
@@ -354,7 +375,7 @@ def test_the_overview_is_drawn_and_stays_fresh(visit, served, world):
     page.wait_for_function("before => document.querySelector('#live').innerHTML !== before", arg=before)
 
 
-SCREENS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 390, "height": 844}}
+SCREENS = {"desktop": {"width": 1280, "height": 900}, "phone": {"width": 360, "height": 800}}
 LOOKS = {
     ("light", "desktop"): {},
     ("light", "phone"): {"rules": {"color-contrast": {"enabled": False}}},
@@ -391,7 +412,7 @@ def every_page(page, served):
     expect(page.get_by_role("status")).to_contain_text("difference")
     yield "ledger-differences"
     look_for(page, "cart-0")
-    expect(page.get_by_role("heading", name="Keys like")).to_be_visible()
+    expect(page.get_by_role("heading", name="Keys that match")).to_be_visible()
     yield "found"
     look_for(page, "none-such-key")
     yield "found-nothing"
@@ -402,25 +423,35 @@ def every_page(page, served):
     page.goto(f"{served}{RECORD}/move/executed")
     yield "move"
     page.get_by_label("What the call returned").fill("not JSON")
-    page.get_by_label("Why").fill("seen in their dashboard")
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_label("Reason", exact=True).fill("seen in their dashboard")
+    page.get_by_role("button", name="Preview").click()
     expect(page.get_by_role("alert")).to_be_visible()
     yield "move-refused"
     page.get_by_label("What the call returned").fill('{"id": "ch_1", "amount_cents": 4200, "status": "captured"}')
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Preview").click()
     expect(page.get_by_role("heading", name="This will happen")).to_be_visible()
     yield "preview"
     page.goto(f"{served}/letters")
     page.locator(".queue li").last.get_by_role("link").first.click()
     expect(page.get_by_role("heading", name="What to do")).to_be_visible()
     yield "letter"
-    page.get_by_role("link", name="Give up").click()
-    expect(page.get_by_label("Why")).to_be_visible()
+    page.get_by_role("button", name="Show the payload").click()
+    expect(page.locator("pre")).to_be_visible()
+    yield "letter-payload"
+    page.goto(f"{served}/letters/move/retry")
+    expect(page.get_by_role("heading", name="This will happen")).to_be_visible()
+    yield "letters-move"
+    page.goto(f"{served}/letters?topic=none-such")
+    yield "letters-no-match"
+    page.goto(f"{served}/letters")
+    page.locator(".queue li").last.get_by_role("link").first.click()
+    page.get_by_role("link", name="Discard").click()
+    expect(page.get_by_label("Reason", exact=True)).to_be_visible()
     yield "letter-move"
     page.evaluate("document.querySelector('#move [name=proof]').value = 'forged'")
-    page.get_by_label("Why").fill("x")
-    page.get_by_role("button", name="Go on").click()
-    expect(page.get_by_role("heading", name="This form is not from here")).to_be_visible()
+    page.get_by_label("Reason", exact=True).fill("x")
+    page.get_by_role("button", name="Preview").click()
+    expect(page.get_by_role("heading", name="The form was rejected")).to_be_visible()
     yield "refused"
     page.goto(f"{served}/audit")
     press(page, "?")

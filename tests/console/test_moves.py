@@ -88,7 +88,7 @@ def at_desk(url, world):
 
 async def test_an_unknown_inline_request_is_answered(at_desk, world):
     async def body(ann):
-        assert "every retry of the client gets that answer" in said(
+        assert "The next retry gets the response that you enter, such as 201." in said(
             await ann.visitor.get(f"{ann.page(INLINE)}/move/executed")
         )
         preview, there = await ann.do(
@@ -99,9 +99,9 @@ async def test_an_unknown_inline_request_is_answered(at_desk, world):
             reason=WHY,
         )
         assert "unknown → completed" in preview
-        assert "A retry gets the stored answer (201). Nothing is executed." in preview
-        assert "Done, and in the audit" in said(await ann.visitor.get(there))
-        assert f"settled: it was executed unknown → completed {WHY} by ann" in said(await ann.visitor.get(there))
+        assert "A retry receives the stored response (201). Nothing is executed." in preview
+        assert "Done. The timeline has the audit line." in said(await ann.visitor.get(there))
+        assert f"resolved: executed unknown → completed {WHY} by ann" in said(await ann.visitor.get(there))
         assert ann.notes(INLINE) == [(Trigger.EXECUTED, "ann", WHY)]
 
     await at_desk(body)
@@ -133,12 +133,12 @@ async def test_a_final_no_is_a_failure(at_desk, world):
 async def test_the_result_of_a_phased_call_is_given_and_replaced(at_desk, world):
     async def body(ann):
         preview, _ = await ann.do(f"{ann.page(PHASED)}/move/executed", result='{"charge": "ch_1"}', reason=WHY)
-        assert "goes on after the step 'charge_created'" in preview
+        assert "after the step 'charge_created'; finished steps are not repeated" in preview
         record = world.record(PHASED)
         assert (record.state, record.memo[-1].by_hand) == (State.FAILED_RETRYABLE, True)
         assert json.loads(record.memo[-1].result) == {"charge": "ch_1"}
         again = said(await ann.visitor.get(ann.page(PHASED)))
-        assert "The result that was given by hand is wrong, and was something else" in again
+        assert "Replace the result of charge_created The result that was entered by hand was wrong." in again
         await ann.do(f"{ann.page(PHASED)}/move/executed", result='{"charge": "ch_2"}', reason="a slip")
         assert json.loads(world.record(PHASED).memo[-1].result) == {"charge": "ch_2"}
         assert ann.notes(PHASED) == [(Trigger.EXECUTED, "ann", WHY), (Trigger.REPLACE, "ann", "a slip")]
@@ -261,14 +261,14 @@ async def test_a_message_moves_by_itself(at_desk, world, verb):
 @pytest.mark.parametrize(
     ("order", "fields", "why"),
     [
-        ("executed", {"status": "201", "reason": ""}, "Say why"),
-        ("executed", {"status": "201", "reason": " ... "}, "Say why"),
-        ("executed", {"reason": WHY}, "its status is a number"),
-        ("executed", {"status": "٢٠١", "reason": WHY}, "its status is a number"),
-        ("executed", {"status": "402", "reason": WHY}, "if it was refused, say that instead"),
-        ("declined", {"status": "201", "reason": WHY}, "A final no is a failure"),
-        ("executed", {"status": "201", "body": "{", "reason": WHY}, "The body is no JSON"),
-        ("executed", {"status": "201", "body": "x", "content_type": "a\nb", "reason": WHY}, "plain text"),
+        ("executed", {"status": "201", "reason": ""}, "Enter a reason"),
+        ("executed", {"status": "201", "reason": " ... "}, "Enter a reason"),
+        ("executed", {"reason": WHY}, "a number from 200 to 599"),
+        ("executed", {"status": "٢٠١", "reason": WHY}, "a number from 200 to 599"),
+        ("executed", {"status": "402", "reason": WHY}, "If the provider declined the call, record that instead"),
+        ("declined", {"status": "201", "reason": WHY}, "201 is not a failure"),
+        ("executed", {"status": "201", "body": "{", "reason": WHY}, "The body is not valid JSON"),
+        ("executed", {"status": "201", "body": "x", "content_type": "a\nb", "reason": WHY}, "Enter a content type"),
         ("executed", {"status": "201", "reason": WHY, "version": "6"}, "it has moved since you looked"),
         ("release", {"reason": WHY}, "look at the provider, and say what became of it"),
         ("bust", {"reason": WHY}, "only a stored answer is busted"),
@@ -292,7 +292,7 @@ async def test_a_result_that_is_no_json_changes_nothing(at_desk, world):
         path = f"{ann.page(PHASED)}/move/executed"
         answer = await ann.visitor.post(path, result="ch_1", reason=WHY, confirmed="yes")
         assert answer.status_code == 422
-        assert "The result of the call is JSON" in said(answer)
+        assert "The result is not valid JSON" in said(answer)
         assert "ch_1</textarea>" in answer.text  # what was typed is not lost
 
     await at_desk(body)

@@ -10,12 +10,13 @@ from decimal import Decimal
 
 import pytest
 
-from console.trouble import ACME, DONE_KEY, INLINE_KEY, NASTY, PHASED_KEY, ZETA, fill, opened, put
+from console.trouble import ACME, DONE_KEY, INLINE_KEY, NASTY, OUTBOX_KEY, PHASED_KEY, ZETA, fill, opened, put
 from console.visiting import ANN, Visitor, console_on, said
 from oncekey.console import Console, Ledger
 from oncekey.console.dossier import record_id_of, token_of
-from oncekey.core.model import MINUTE, SECOND, Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
-from oncekey.core.transitions import Actor, Trigger
+from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
+from oncekey.core.transitions import Actor, Mover, Trigger
+from oncekey.core.upkeep import Expired
 from oncekey.ops.stats import ENDINGS, End, Recent, Sample, series
 from oncekey.reconcile import LedgerEntry
 
@@ -37,13 +38,15 @@ def trouble(url):
 async def test_the_overview_says_how_things_are(url, trouble):  # R135, R213
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
-        words = said(await visitor.get(""))
-        assert "An operator has to look: 3 of unknown outcome and 4 dead letters." in words
-        for tile in ("Unknown 3", "Dead letters 4", "Stuck 1", "To be retried 7", "In progress 2", "Pending 1"):
+        page = await visitor.get("")
+        assert '<a href="/unknown">3 unknown outcomes</a> and <a href="/letters">4 dead letters</a>' in page.text
+        words = said(page)
+        assert "3 unknown outcomes and 4 dead letters need attention." in words
+        for tile in ("Unknown 3", "Dead letters 4", "Stuck 1", "Retryable 7", "In progress 2", "Pending 1"):
             assert tile in words
-        assert "worker-a:211 alive" in words
+        assert re.search(r"worker-a:211 alive, last heartbeat \d+ s ago ?; started \d+ s ago", words)
         live = said(await visitor.get("live"))
-        assert "An operator has to look" in live
+        assert "need attention" in live
         assert "<html" not in live
 
 
@@ -51,14 +54,14 @@ async def test_an_empty_store_is_said_to_be_well_but_for_its_workers(url):
     with opened(url) as world:
         async with Visitor(console_on(url)) as visitor:
             await visitor.log_in()
-            assert "No worker lives" in said(await visitor.get(""))
+            assert "No worker is alive" in said(await visitor.get(""))
             world.go(world.store.upkeep.beat("w", ["sweeper"], 10 * SECOND))
-            assert "Nothing waits for a person." in said(await visitor.get(""))
-            assert "Every request that came is finished" in said(await visitor.get("records"))
-            assert "No request was finished yet" in said(await visitor.get("records?state=completed"))
-            assert "Nothing is unknown" in said(await visitor.get("unknown"))
-            assert "There are no dead letters" in said(await visitor.get("letters"))
-            assert "No operator has moved anything" in said(await visitor.get("audit"))
+            assert "Nothing needs attention." in said(await visitor.get(""))
+            assert "Every request is finished" in said(await visitor.get("records"))
+            assert "No finished request is stored" in said(await visitor.get("records?state=completed"))
+            assert "No unknown outcomes" in said(await visitor.get("unknown"))
+            assert "No dead letters" in said(await visitor.get("letters"))
+            assert "No operator has changed anything" in said(await visitor.get("audit"))
 
 
 async def test_the_charts_get_numbers(url, trouble):
@@ -86,8 +89,8 @@ async def test_records_are_filtered_and_gone_on_with(url, trouble):
         assert await keys("records?operation=create_refund&state=pending") == ["refund-881"]
         assert await keys("records?effects=inline") == [INLINE_KEY]
         assert set(await keys("records?older=30m")) == {INLINE_KEY, PHASED_KEY}
-        assert "An age is a number with its unit" in said(await visitor.get("records?older=soon"))
-        assert "Nothing fits" in said(await visitor.get("records?operation=none"))
+        assert "Enter an age as 90s" in said(await visitor.get("records?older=soon"))
+        assert "No match" in said(await visitor.get("records?operation=none"))
 
         page = await visitor.get("records?state=completed")
         found = re.findall(r'title="([^"]+)"><code>', page.text)
@@ -107,9 +110,9 @@ async def test_a_key_is_found_by_all_that_people_know_of_it(url, trouble):
         several = await visitor.post("find", key="order-2026-11-00")
         assert several.text.count("/record/") >= 50
         assert several.url.query == b""  # what was looked for is in nobody's log
-        assert "There is no such key" in said(await visitor.post("find", key="no-such-key"))
-        assert "With fewer than four letters" in said(await visitor.post("find", key="or"))
-        assert "There is no such key" in said(await visitor.post("find", key=PHASED_KEY, tenant="zeta"))
+        assert "Key not found" in said(await visitor.post("find", key="no-such-key"))
+        assert "With fewer than four characters" in said(await visitor.post("find", key="or"))
+        assert "Key not found" in said(await visitor.post("find", key=PHASED_KEY, tenant="zeta"))
         assert (await visitor.post("find", key="")).headers["location"] == "/records"
 
 
@@ -125,14 +128,19 @@ async def test_the_page_of_a_record_tells_what_it_means_and_what_happened(url, t
         words = said(page)
         assert "Unknown: the call 'charge_created' may have been made" in words
         assert "Nothing is executed until it is resolved" in words
-        assert "A resolver has asked 3 times, and will ask again." in words
+        assert "A resolver has checked 3 times and will check again." in words
         story = trouble.record(RecordId(ACME, PHASED_KEY)).incarnation.hex
         assert f'href="https://traces.example/trace/{story}"' in page.text
         assert 'href="https://logs.example/create_order"' in page.text
         assert "javascript:" not in page.text
         timeline = words.partition("Timeline")[2]
         places = [
-            timeline.index(one) for one in ("claimed", "asked about, still unknown", "no answer in 10 s", "announced")
+            timeline.index(one)
+            for one in (
+                "request received",
+                "checked with the provider: still unknown 3 times last: no answer in 10 s",
+                "announced",
+            )
         ]
         assert places == sorted(places)
         assert "by resolver worker-a:211, fence 3" in timeline
@@ -149,11 +157,11 @@ async def test_contents_are_shown_when_asked_for_and_that_is_audited(url, troubl
         assert not any(secret.search(veiled.text) for secret in secrets)
         shown = await visitor.post(path, why="the customer called")
         assert all(secret.search(shown.text) for secret in secrets)
-        assert "its contents were shown" in said(shown)
+        assert "contents shown" in said(shown)
         again = await visitor.get(path)
         assert not any(secret.search(again.text) for secret in secrets)
         audit = said(await visitor.get("audit"))
-        assert "ann operator its contents were shown unknown the customer called" in audit
+        assert "ann operator contents shown unknown the customer called" in audit
     record_id = RecordId(ACME, PHASED_KEY)
     notes = [entry.note for entry in trouble.go(trouble.store.audit.history(record_id))]
     assert (notes[-1].trigger, notes[-1].actor, notes[-1].who) == (Trigger.DISCLOSE, Actor.OPERATOR, "ann")
@@ -172,8 +180,10 @@ async def test_the_queues_say_where_to_look(url, trouble):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         words = said(await visitor.get("unknown"))
-        assert "the provider knows charge by" in words
-        assert "given up a resolver asked 8 times" in words
+        assert "Downstream key of charge:" in words
+        assert "given up checked with the provider 8 times, not checked again" in words
+        places = [words.index(key) for key in (PHASED_KEY, INLINE_KEY, OUTBOX_KEY)]
+        assert places == sorted(places)  # the oldest comes first
         letters = await visitor.get("letters")
         assert letters.text.count('class="line"') == 4
         (defer,) = [
@@ -237,6 +247,22 @@ async def test_an_address_that_is_none_is_a_page(url):
                 assert "There is no such" in said(answer)
 
 
+async def test_keys_that_the_reaper_deleted_together_are_one_line(url):
+    with opened(url) as world:
+        keys = [put(world, State.COMPLETED, Effects.LOCAL, f"gone-key-{n}", at=48 * HOUR).id for n in range(3)]
+        due = Expired(0, world.clock.now)
+        assert world.go(world.store.upkeep.purge(due, 10, mover=Mover(Actor.REAPER, "worker-7"))).moved == 3
+        async with Visitor(console_on(url)) as visitor:
+            await visitor.log_in()
+            words = said(await visitor.get("audit?who=all"))
+            assert "worker-7 reaper" in words
+            assert "expired: 3 keys, expiry 2" in words
+            assert "several keys" in words
+            answer = await visitor.get(f"record/{token_of(keys[0])}")
+            assert answer.status_code == 404
+            assert "worker-7 last deleted keys of this tenant at 2" in said(answer)
+
+
 async def test_what_nobody_can_mean_is_passed_over(url):
     places = (
         {"unknown": [1, "a\0", "b"]},
@@ -270,7 +296,7 @@ async def test_a_store_that_is_away_is_a_page(tmp_path):
         await visitor.http.post("login", data={"token": ANN})
         answer = await visitor.get("")
         assert answer.status_code == 503
-        assert "The store does not answer" in said(answer)
+        assert "The store does not respond" in said(answer)
         assert "nobody@" not in answer.text
 
 
@@ -341,13 +367,15 @@ async def test_the_books_are_compared(url, trouble, waits):  # R140
     async def booked_later(since):
         return booked(since)
 
-    async with Visitor(console_on(url, ledger=Ledger(booked_later if waits else booked))) as visitor:
+    books = Ledger(booked_later if waits else booked, minor_units=waits)
+    async with Visitor(console_on(url, ledger=books)) as visitor:
         await visitor.log_in()
-        assert "Every call that was announced since then is read" in said(await visitor.get("ledger"))
+        assert "Reads every announced call and every charge since then." in said(await visitor.get("ledger"))
         words = said(await visitor.post("ledger", span="2h"))
         assert "2 differences in 2 charges and 1 call." in words
-        assert "orphan charge the provider charged, and we never announced such a call" in words
+        assert "orphan charge the provider has a charge for a call that was never announced" in words
         assert "charged while unknown" in words
+        assert ("19.99 EUR" if waits else "1,999 EUR") in words
     assert len(asked) == 1
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()

@@ -12,7 +12,7 @@ from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, Outcome, ParcelKin
 from oncekey.core.resolution import AnnouncedCall, CallReport, EvidenceVerdict
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
-from oncekey.ops.stats import FINISHED, UNFINISHED, Walk
+from oncekey.ops.stats import FINISHED, FIRST, FIRST_LETTER, UNFINISHED, LetterWalk, Walk
 from operate.rows import NOW, a_parcel, a_row, an_intent, write
 
 
@@ -102,6 +102,66 @@ def test_a_page_looks_at_a_bounded_number_and_can_be_gone_on_with(world):
     put(world, State.PENDING, 99, operation="rare")
     found, _ = all_of(world, wanted, 10, looked=10)
     assert numbers(found) == [3, 25, 99]
+
+
+def test_unknown_outcomes_are_walked_oldest_first(world):
+    for number in range(1, 12):
+        put(world, State.UNKNOWN, number)
+    put(world, State.PENDING, 99)
+    found, after = [], FIRST
+    while after is not None:
+        part = world.go(world.store.survey.unknown(4, after))
+        found += part.records
+        after = part.further.get(State.UNKNOWN)
+    assert numbers(found) == list(range(11, 0, -1))
+
+
+def dead(world, number, *, scope="1:-4:acme", kind=ParcelKind.EMIT, topic="order_created", error="call_uncertain"):
+    """A dead letter that died `number` minutes ago."""
+    record = a_row(State.COMPLETED, Effects.LOCAL, id=RecordId(scope, f"key-{number:04}"))
+    parcel = replace(a_parcel(record, kind), topic=topic)
+    world.clock.now = NOW - number * MINUTE
+    write(world, record, parcel, error=error)
+    world.clock.now = NOW
+    return parcel.id
+
+
+def test_dead_letters_are_filtered_and_walked_oldest_first(world):
+    ids = [
+        dead(world, 1),
+        dead(world, 2, topic="send_refund", kind=ParcelKind.DEFER),
+        dead(world, 3, scope="1:-5:other"),
+        dead(world, 4, error="ConnectionError: the warehouse is away"),
+    ]
+    survey = world.store.survey
+
+    def found(limit=10, looked=100, **asked):
+        places, after, pages = [], FIRST_LETTER, 0
+        while after is not None:
+            part = world.go(survey.letters(LetterWalk(**asked), limit, after, looked))
+            assert part.now == NOW
+            places += [ids.index(one.parcel.id) + 1 for one in part.letters]
+            after, pages = part.further, pages + 1
+        return places, pages
+
+    assert found() == ([4, 3, 2, 1], 1)
+    assert found(limit=3)[0] == [4, 3, 2, 1]
+    assert found(topic="order_created")[0] == [4, 3, 1]
+    assert found(kind=ParcelKind.DEFER)[0] == [2]
+    assert found(scope="1:-5:other")[0] == [3]
+    assert found(error="warehouse")[0] == [4]
+    assert found(error="WAREHOUSE")[0] == []
+    assert found(older=3 * MINUTE)[0] == [4, 3]
+    assert found(younger=3 * MINUTE)[0] == [2, 1]
+    # A page that looks at two letters finds the one that fits on a later page.
+    assert found(looked=2, topic="send_refund") == ([2], 3)
+
+
+def test_a_record_is_found_by_its_incarnation(world):
+    wanted = put(world, State.COMPLETED, 1)
+    put(world, State.COMPLETED, 2, incarnation=uuid.uuid4())
+    part = world.go(world.store.survey.walk(Walk(states=(State.COMPLETED,), incarnation=wanted.incarnation), 5))
+    assert numbers(part.records) == [1]
 
 
 def test_the_store_that_is_empty_says_what_time_it_is(world):

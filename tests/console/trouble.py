@@ -29,11 +29,13 @@ from oncekey.core.resolution import AnnouncedCall, CallReport
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.databases.address import Kind
+from oncekey.databases.mariadb.generated.pymysql import PymysqlDriver
+from oncekey.databases.mariadb.store import MariadbStore
 from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.databases.sqlite.blocking import SqliteDriver
 from oncekey.databases.sqlite.store import SqliteStore
-from oncekey.testing.contract.world import World, blocking
+from oncekey_contract.world import World, blocking
 from operate.rows import a_parcel, a_row, write
 
 ACME, ZETA = scope_of("-", "acme"), scope_of("-", "zeta")
@@ -52,14 +54,16 @@ def opened(url: str) -> Iterator[World]:
     engine.migrate()
     engine.close()
     address = wire.understand(url)
-    if address.kind is Kind.SQLITE:
-        with blocking(SqliteStore, SqliteDriver(address.place)) as world:
-            world.clock.now = time.time_ns() // 1000
-            yield world
-    else:
-        with blocking(PostgresStore, PsycopgDriver(address.place)) as world:
-            world.clock.now = time.time_ns() // 1000
-            yield world
+    match address.kind:
+        case Kind.SQLITE:
+            opening = blocking(SqliteStore, SqliteDriver(address.place))
+        case Kind.MARIADB:
+            opening = blocking(MariadbStore, PymysqlDriver(address.place))
+        case _:
+            opening = blocking(PostgresStore, PsycopgDriver(address.place))
+    with opening as world:
+        world.clock.now = time.time_ns() // 1000
+        yield world
 
 
 def put(world: World, state: State, effects: Effects, key: str, **changes: Any) -> Record:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.matrix import PROPERTY, told_by
-from oncekey.testing.contract import StoreContract
+from oncekey_contract import StoreContract
 
 
 @pytest.fixture(autouse=True)

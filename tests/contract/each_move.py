@@ -9,8 +9,8 @@ import pytest
 from contract.test_walk import postgres_world, sqlite_world
 from oncekey.core.flow import Statement
 from oncekey.testing.claims import START
-from oncekey.testing.contract.proving import unproved
-from oncekey.testing.contract.walking import MOVES, cell_of, misjudged, records
+from oncekey_contract.proving import unproved
+from oncekey_contract.walking import MOVES, cell_of, misjudged, records
 
 KINDS = tuple(records(START))
 each_move = pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name.replace(" ", "_"))

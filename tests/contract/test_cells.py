@@ -12,7 +12,7 @@ import pytest
 from oncekey.cells import Index, Seen, indexed, place_of
 from oncekey.databases.cells import AsyncCellDriver, CellDriver
 from oncekey.stores.cells import CellStore
-from oncekey.testing.contract import CellsContract, StoreContract, Walk, blocking, planting, under_asyncio
+from oncekey_contract import CellsContract, StoreContract, Walk, blocking, planting, under_asyncio
 
 
 class DictCells:

@@ -14,7 +14,7 @@ from oncekey.databases.sqlite.blocking import SqliteDriver
 from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.databases.threads import threaded
 from oncekey.stores.memory import MemoryStore
-from oncekey.testing.contract import StoreContract, blocking, under_asyncio
+from oncekey_contract import StoreContract, blocking, under_asyncio
 
 
 # R59, R65, R118, R119, R156: threads, a row that vanishes, long names, the time of the last run, expiry

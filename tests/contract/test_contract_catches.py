@@ -14,11 +14,11 @@ from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS, audit_commands, roll_commands
 from oncekey.stores.upkeep import UpkeepStore
 from oncekey.testing.claims import OTHER_FINGERPRINT
-from oncekey.testing.contract import StoreContract, blocking
-from oncekey.testing.contract.claiming import Racing
+from oncekey_contract import StoreContract, blocking
+from oncekey_contract.claiming import Racing
 
 OWNERS = ("renew", "settle_completed", "settle_retryable", "settle_unknown", "discard")
-STRANGERS = ("take_over", "supersede", "doubt")
+STRANGERS = ("take_over", "supersede", "mark_unknown")
 STEPS = ("checkpoint", "announce", "result", "withdraw")
 
 
@@ -283,7 +283,7 @@ MUTANTS = {
     "a discard proves no incarnation": (("discard",), believing("incarnation")),
     "a stranger proves no version": (STRANGERS, believing("seen_version")),
     "a stranger proves no incarnation": (STRANGERS, believing("seen_incarnation")),
-    "doubt proves no version": (("doubt",), believing("seen_version")),
+    "doubt proves no version": (("mark_unknown",), believing("seen_version")),
     "a completed record is completed again": (("settle_completed",), in_any_state),
     "a completed record is made retryable": (("settle_retryable",), in_any_state),
     "a completed record is doubted by its owner": (("settle_unknown",), in_any_state),
@@ -293,14 +293,14 @@ MUTANTS = {
     "a claim is not stored": (("claim",), forgetting),
     "a settlement is not stored": (("settle_completed",), forgetting),
     "a failure is not stored": (("settle_retryable",), forgetting),
-    "a doubt is not stored": (("doubt", "settle_unknown"), forgetting),
+    "a doubt is not stored": (("mark_unknown", "settle_unknown"), forgetting),
     "a renewal is not stored": (("renew",), forgetting),
     "a discard is not stored": (("discard",), forgetting),
     "the version stands still": (("settle_completed",), afterwards(lambda cell, _: {"version": cell["version"] - 1})),
     "a take-over keeps the fence": (("take_over",), afterwards(lambda cell, _: {"fence": cell["fence"] - 1})),
     "a new start keeps the fence": (("supersede",), afterwards(lambda cell, _: {"fence": cell["fence"] - 1})),
     "a new start resets the fence": (("supersede",), afterwards(lambda _cell, _: {"fence": 1})),
-    "doubt moves the fence": (("doubt",), afterwards(lambda cell, _: {"fence": cell["fence"] + 1})),
+    "doubt moves the fence": (("mark_unknown",), afterwards(lambda cell, _: {"fence": cell["fence"] + 1})),
     "a take-over changes the fingerprint": (
         ("take_over",),
         afterwards(lambda _, params: {"fingerprint": params["fingerprint"]}),

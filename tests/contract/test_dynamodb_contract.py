@@ -12,7 +12,7 @@ import pytest
 
 from oncekey.databases.dynamodb.driver import AsyncDynamoDriver, DynamoCells, DynamoDriver, Table
 from oncekey.stores.cells import DynamoStore
-from oncekey.testing.contract import CellsContract, StoreContract, Walk, blocking, planting, under_asyncio, walking
+from oncekey_contract import CellsContract, StoreContract, Walk, blocking, planting, under_asyncio, walking
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from oncekey.databases.mariadb.aiomysql import AiomysqlDriver
 from oncekey.databases.mariadb.generated.pymysql import PymysqlDriver
 from oncekey.databases.mariadb.store import MariadbStore
 from oncekey.stores.rows import COLUMNS
-from oncekey.testing.contract import StoreContract, Walk, blocking, under_asyncio
+from oncekey_contract import StoreContract, Walk, blocking, under_asyncio
 
 
 @pytest.fixture(scope="class")

@@ -12,7 +12,7 @@ from oncekey.databases.postgres.asyncpg import AsyncpgDriver
 from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 from oncekey.databases.postgres.psycopg_async import AsyncPsycopgDriver
 from oncekey.databases.postgres.store import PostgresStore
-from oncekey.testing.contract import StoreContract, blocking, under_asyncio
+from oncekey_contract import StoreContract, blocking, under_asyncio
 
 
 @pytest.fixture(scope="class")

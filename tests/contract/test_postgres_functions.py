@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import uuid
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -10,8 +12,8 @@ import pytest
 from psycopg.rows import scalar_row, tuple_row
 
 from contract.test_sql_guards import INTENT, LIFE, MEMO, NOW, OTHER_LIFE, OURS, Desk
-from harness.tables import await_waiters, database_with_tables, empty_tables
-from oncekey.core.model import RecordId, State
+from harness.tables import await_waiters, database_with_tables, empty_tables, make_tables
+from oncekey.core.model import RecordId, State, StoredResponse
 from oncekey.databases.placeholders import pyformat
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.stores.rows import memo_text
@@ -327,7 +329,7 @@ class TestSeal:
 class TestEnter:
     """The lock of a key in the message of its BEGIN."""
 
-    functions = ("enter",)
+    functions = ("enter_2",)
     GIVEN: ClassVar = {
         "lock": LOCK,
         "family": FAMILY,
@@ -374,6 +376,63 @@ class TestEnter:
             assert not self.entered(connection)
             told = f'{{"scope":null,"locked":false,"other":false,"begun":{LOCK},"now":{NOW}}}'
             assert notices == ([] if there else [told])
+
+    def told(self, dsn, settings=None, **changes):
+        """The notices about a record that a request finds under its lock."""
+        with session(dsn, **(settings or {})) as connection:
+            notices = noticed(connection)
+            plant(connection, **{"state": State.COMPLETED, **changes})
+            assert not self.entered(connection)
+            return [json.loads(notice) for notice in notices]
+
+    def test_an_answer_is_in_the_notice(self, dsn):
+        (notice,) = self.told(dsn)
+        record = notice.pop("record")
+        assert notice == {"locked": True, "other": False, "begun": LOCK, "now": NOW}
+        assert (record["scope"], record["key"], record["incarnation"]) == ("s", "k", LIFE)
+
+    def test_its_instant_is_the_servers(self, dsn):
+        with session(dsn) as connection:
+            plant(connection, state=State.COMPLETED)
+            notices = noticed(connection)
+            connection.cursor(row_factory=tuple_row).execute(command("enter"), {**self.GIVEN, "now": None})
+            assert json.loads(notices[0])["now"] != NOW
+
+    @pytest.mark.parametrize(
+        "settings",
+        [{"log_min_messages": "info"}, {"log_min_messages": "debug1"}, {"bytea_output": "escape"}],
+        ids=str,
+    )
+    def test_an_answer_that_could_be_logged_or_garbled_is_not(self, dsn, settings):
+        assert self.told(dsn, settings) == []
+
+    @pytest.mark.parametrize("level", ["notice", "warning", "error", "log", "fatal", "panic"])
+    def test_at_these_levels_a_server_logs_no_notice_of_ours(self, dsn, level):
+        assert len(self.told(dsn, {"log_min_messages": level})) == 1
+
+    @pytest.mark.parametrize(
+        ("changes", "sent"),
+        [
+            ({"response_body": b"x" * 8192}, True),
+            ({"response_body": b"x" * 8193}, False),
+            ({"path": "/\N{LATIN SMALL LETTER E WITH ACUTE}"}, False),
+            ({"state": State.FAILED_RETRYABLE}, False),
+        ],
+    )
+    def test_which_records_are_in_it(self, dsn, changes, sent):
+        body = changes.pop("response_body", b"")
+        answer = {"response": StoredResponse(201, (), body)}
+        assert bool(self.told(dsn, **answer, **changes)) is sent
+
+    def test_a_database_in_another_encoding(self, postgres_server):
+        name = f"latin_{uuid.uuid4().hex}"
+        made = f"CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+        with psycopg.connect(postgres_server.dsn("postgres"), autocommit=True) as connection:
+            connection.execute(made)
+        try:
+            assert self.told(make_tables(postgres_server.dsn(name))) == []
+        finally:
+            postgres_server.drop_database(name)
 
     def test_a_server_that_only_reads(self, dsn):
         reader = session(dsn, default_transaction_read_only="on")

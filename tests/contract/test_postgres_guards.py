@@ -31,9 +31,9 @@ from oncekey.core.model import Deferred, Effects, Parcel, ParcelKind, RecordId, 
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.stores.rows import claim_params
 from oncekey.testing.claims import a_claim
-from oncekey.testing.contract.proving import by_owner, chosen
-from oncekey.testing.contract.walking import MOVES
-from oncekey.testing.contract.world import _within
+from oncekey_contract.proving import by_owner, chosen
+from oncekey_contract.walking import MOVES
+from oncekey_contract.world import _within
 
 FACTS = ("request", "state", "effects", "recovery", "memo", "intent", "lease_until", "deadline", "expires_at")
 CALLED = ("phase", "downstream_key", "digest", "sends", "send_window", "repeatable")
@@ -187,7 +187,7 @@ FAILED_LEASE = {**VERSION, "last_error": "failed_lock_expired"}
     ("name", "has", "params"),
     [
         # No resolver is asked about a failed lease, so there is nothing to keep.
-        ("doubt", {"lease_until": NOW}, FAILED_LEASE),
+        ("mark_unknown", {"lease_until": NOW}, FAILED_LEASE),
         ("park_record", {"effects": Effects.OUTBOX}, FAILED_LEASE),
         # Nor is there of a call that was not sent.
         ("pend", SENT, {**OWNER, "error": "busy", "unsent": True}),

@@ -7,7 +7,7 @@ import pytest
 from harness.valkeys import Cluster, StoringValkey
 from oncekey.databases.redis.driver import AsyncRedisDriver, RedisCells, RedisDriver
 from oncekey.stores.cells import CellStore
-from oncekey.testing.contract import CellsContract, StoreContract, blocking, under_asyncio
+from oncekey_contract import CellsContract, StoreContract, blocking, under_asyncio
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from oncekey.core.migrations import MigrationPhase
 from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import migrating
-from oncekey.testing.contract import StoreContract, blocking
+from oncekey_contract import StoreContract, blocking
 
 
 @pytest.fixture(scope="class")

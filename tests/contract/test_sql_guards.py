@@ -31,7 +31,7 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.stores.rows import COLUMNS, WORK
 from oncekey.testing.claims import START, a_claim
-from oncekey.testing.contract.walking import cell_of, records
+from oncekey_contract.walking import cell_of, records
 
 NOW = START
 OURS, THEIRS = str(uuid.UUID(int=7)), str(uuid.UUID(int=8))
@@ -222,10 +222,16 @@ CASES = [
         "bring_back",
         "dead_letter",
         {},
-        {"id": OURS, "kind": "emit", "attempts": 0},
-        [{"id": THEIRS}, {"kind": "defer"}],
+        {"id": OURS, "kind": "emit", "attempts": 0, "died_at": 5},
+        [{"id": THEIRS}, {"kind": "defer"}, {"died_at": 6}],
     ),
-    ("drop_dead_letter", "dead_letter", {}, {"id": OURS, "kind": "emit"}, [{"id": THEIRS}, {"kind": "defer"}]),
+    (
+        "drop_dead_letter",
+        "dead_letter",
+        {},
+        {"id": OURS, "kind": "emit", "died_at": 5},
+        [{"id": THEIRS}, {"kind": "defer"}, {"died_at": 6}],
+    ),
     ("find_dead_letter", "dead_letter", {}, {"id": OURS}, [{"id": THEIRS}]),
     ("content_parcels", "outbox", {"id": THEIRS}, {"after": OURS, "limit": 9}, [{"id": OURS}]),
     ("content_parcels", "dead_letter", {"id": THEIRS}, {"after": OURS, "limit": 9}, [{"id": OURS}]),
@@ -393,7 +399,7 @@ ONLY = {"lock_file": "oncekey_", "settle_alone": "oncekey."}
 """Statements that one of the stores has, by the beginning of its tables' names."""
 
 REAPED = {**PLACE, "until": NOW - 5, "age": 10, "trusted_for": None, "soft": False, "after_at": 0}
-NOTED = {"trigger": "purge", "actor": "reaper", "who": "test", "why": "", "noted": False}
+NOTED = {"trigger": "purge", "actor": "reaper", "who": "test", "why": "", "noted": False, "each": False}
 TRUSTED = {**REAPED, "trusted_for": 50}
 REAPER_CASES = [
     ("purge_expired", EXPIRED, REAPED, [{"expires_at": NOW - 9}, {"state": State.EXPIRED}, {"state": State.UNKNOWN}]),
@@ -471,6 +477,14 @@ def test_history_is_one_records(desk):
 
     assert lines() == 1
     assert lines(scope="x") == lines(key_digest="x") == lines(id=69) == 0
+
+
+def test_deletions_are_the_lines_of_one_scope_without_a_key(desk):
+    def lines(**changes):
+        return len(desk.found([("audit", {**LINE, **changes})], "deletions", {"scope": "s", "limit": 9}))
+
+    assert lines(key_digest="") == 1
+    assert lines() == lines(scope="x", key_digest="") == 0
 
 
 @pytest.mark.parametrize("kind", [WriteKind.NEW, WriteKind.REPLACE_EXPIRED])

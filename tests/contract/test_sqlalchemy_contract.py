@@ -16,7 +16,7 @@ from oncekey.databases.sqlalchemy.generated.driver import BlockingSqlalchemyDriv
 from oncekey.databases.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.databases.sqlite.store import SqliteStore
 from oncekey.engine import migrating
-from oncekey.testing.contract import StoreContract, blocking, under_asyncio
+from oncekey_contract import StoreContract, blocking, under_asyncio
 
 
 class Owner(SqlalchemyDriver):
@@ -51,27 +51,7 @@ def tables(postgres_server):
 
 
 class TestAsyncpg(StoreContract):
-    matrix = "PostgreSQL {major}"
-
-    @pytest.fixture
-    def world(self, tables):
-        engine = create_async_engine(tables.replace("postgresql:", "postgresql+asyncpg:"))
-        with under_asyncio(PostgresStore, Owner(engine)) as world:
-            yield world
-
-
-class TestPsycopg(StoreContract):
-    matrix = "PostgreSQL {major}"
-
-    @pytest.fixture
-    def world(self, tables):
-        engine = create_async_engine(tables.replace("postgresql:", "postgresql+psycopg:"))
-        with under_asyncio(PostgresStore, Owner(engine)) as world:
-            yield world
-
-
-class TestSerializable(StoreContract):
-    """Under a stricter default the statements collide more often, and are said again."""
+    """On an engine with another isolation level, which the driver does not use: this shows the default, too."""
 
     matrix = "PostgreSQL {major}"
 

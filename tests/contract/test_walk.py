@@ -24,8 +24,8 @@ from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS, MemoryStore, roll_commands
 from oncekey.stores.rows import COLUMNS, WORK
 from oncekey.stores.upkeep import UpkeepStore
-from oncekey.testing.contract import Walk, blocking
-from oncekey.testing.contract.walking import EXCEPTIONS, UNWALKED, walked_rows
+from oncekey_contract import Walk, blocking
+from oncekey_contract.walking import EXCEPTIONS, UNWALKED, walked_rows
 from proof.sim.broken_statements import pretending
 
 
@@ -116,7 +116,7 @@ def test_the_walk_names_what_is_wrong():
     """A statement that asks for less than the table, one that asks for more, and a purge of too much."""
     driver = MemoryDriver()
     flaws = {
-        "doubt": pretending(lease_until=0)(COMMANDS["doubt"]),
+        "mark_unknown": pretending(lease_until=0)(COMMANDS["mark_unknown"]),
         "renew": lambda _table, **_params: [],
         "purge_expired": lambda table, **params: COMMANDS["purge_expired"](table, **{**params, **FAR}),
     }
@@ -132,8 +132,8 @@ def test_the_walk_names_what_is_wrong():
     with blocking(make_store, driver, plant=plant) as world:
         with pytest.raises(AssertionError) as caught:
             Walk().test_every_move_on_every_record(world)
-        named = set(re.findall(r"([a-z ]+) is (written|refused) \d+ times", str(caught.value)))
-        wrong = {("doubt", "written"), ("renew", "refused"), ("sweep to unknown", "written")}
+        named = set(re.findall(r"([a-z_ ]+) is (written|refused) \d+ times", str(caught.value)))
+        wrong = {("mark_unknown", "written"), ("renew", "refused"), ("sweep to unknown", "written")}
         assert {(name.strip(), how) for name, how in named} == wrong
         driver.table.clear()
         with pytest.raises(AssertionError, match="purge"):

@@ -71,7 +71,7 @@ class TestScript:
     def test_another_step_than_the_stored_one_ends_the_run(self, steps):  # F25
         *before, last = steps
         script = replayed(*before)
-        with pytest.raises(ReplayDivergedError, match="was stored") as diverged:
+        with pytest.raises(ReplayDivergedError, match="the next stored step is") as diverged:
             script.ask(*last)
         assert repr(last[0]) in str(diverged.value)
         assert repr(STORED[len(before)].name) in str(diverged.value)
@@ -89,7 +89,7 @@ class TestScript:
         """On the first run already: otherwise the resume finds out, when it is too late."""
         script = Script()
         script.ask("charge", CALL)
-        with pytest.raises(ConfigurationError, match="a name of its own"):
+        with pytest.raises(ConfigurationError, match="give each step its own name"):
             script.ask("charge", kind)
 
     @pytest.mark.parametrize("name", [STARTED, FINISHED])

@@ -48,7 +48,6 @@ DEFAULTS = {
     "selection": Selection(),
     "secret": None,
     "big_ints": BigInts.EXACT,
-    "max_json_depth": 100,
     "max_request_bytes": 1 << 20,
     "body_timeout": timedelta(seconds=60),
     "on_in_progress": InProgress.CONFLICT,
@@ -71,7 +70,6 @@ DEFAULTS = {
     "expiry_mode": ExpiryMode.HARD,
     "on_expired": OnExpired.NEW,
     "abandoned_status": 408,
-    "abandoned_ttl": timedelta(hours=24),
     "sweep_interval": timedelta(seconds=60),
     "reap_interval": timedelta(minutes=5),
     "reap_batch": 5000,
@@ -152,11 +150,13 @@ def test_the_offered_options_are_those_of_the_scopes():
 @pytest.mark.parametrize(
     "gone",
     [
+        "abandoned_ttl",
         "commit_mode",
         "extend_on_complete",
         "heartbeat",
         "key_header",
         "lock_timeout",
+        "max_json_depth",
         "methods",
         "on_abandoned",
         "redis",
@@ -237,8 +237,6 @@ def test_a_flag_is_true_or_false(name, bad):
         ("min_key_length", 0),
         ("max_key_length", 256),
         ("max_key_length", True),
-        ("max_json_depth", 0),
-        ("max_json_depth", 501),
         ("max_request_bytes", 0),
         ("max_request_bytes", 1.5),
         ("max_response_bytes", -1),
@@ -510,3 +508,10 @@ def test_a_front_that_is_none(given, said):
 def test_a_shared_front_has_bounds(wrong):
     with pytest.raises(ValueError, match="longer than 0"):
         Front("redis://cache", **wrong)
+
+
+def test_a_line_of_the_audit_per_record_is_asked_for_by_name():
+    assert [Policy(audit=lines).audit for lines in (True, False, "each")] == [True, False, "each"]
+    for lines in ("all", "no", 1, None):
+        with pytest.raises(ConfigurationError, match=r"allowed is True \| False \| each"):
+            Policy(audit=lines)

@@ -30,7 +30,7 @@ from oncekey.core.rulings import (
     LEASE_RAN_OUT,
     RULINGS,
     ClaimAgain,
-    Doubt,
+    MarkUnknown,
     Ruling,
     Situation,
     Supersede,
@@ -132,7 +132,7 @@ def test_a_request_meets_every_record():  # R48, R77 in part
             case Situation.PENDING | Situation.LIVE:
                 assert (heard.code, heard.record) == (Code.IN_PROGRESS, record)
             case Situation.STALE:
-                assert heard in {TakeOver(record), Doubt(record, LEASE_RAN_OUT)}
+                assert heard in {TakeOver(record), MarkUnknown(record, LEASE_RAN_OUT)}
             case Situation.COMPLETED:
                 assert heard == Replay(record, NOW)
             case Situation.RETRYABLE:
@@ -169,7 +169,7 @@ def test_a_finished_record_says_the_same_by_the_short_read():  # R38, R42, R77 i
 
 def test_the_two_tables_agree():
     """Whatever write the rulings ask for, a row allows it to the requester."""
-    triggers = {TakeOver: Trigger.TAKE_OVER, Supersede: Trigger.SUPERSEDE, Doubt: Trigger.SWEEP}
+    triggers = {TakeOver: Trigger.TAKE_OVER, Supersede: Trigger.SUPERSEDE, MarkUnknown: Trigger.SWEEP}
     tried = set()
     for record in every_record():
         if impossible(record):
@@ -189,7 +189,7 @@ class TestStale:
         record = a_record(effects=stored, recovery=BY_EFFECTS[stored], lease_until=NOW)
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
         again = stored is not Effects.INLINE
-        assert heard == (TakeOver(record) if again else Doubt(record, LEASE_RAN_OUT))
+        assert heard == (TakeOver(record) if again else MarkUnknown(record, LEASE_RAN_OUT))
 
     @each("route", Effects)
     @each(("recovery", "error"), [(Recovery.UNKNOWN, LEASE_RAN_OUT), (Recovery.FAIL, FAILED_BY_LEASE)])
@@ -197,7 +197,7 @@ class TestStale:
     def test_a_stricter_policy_that_was_stored_is_kept(self, stored, recovery, error, route):  # P2, C11
         record = a_record(effects=stored, recovery=recovery, lease_until=NOW)
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
-        assert heard == Doubt(record, error)
+        assert heard == MarkUnknown(record, error)
 
     def test_inline_with_a_promise_runs_again(self):  # P2
         record = a_record(effects=Effects.INLINE, recovery=Recovery.RETRY, lease_until=NOW)
@@ -209,13 +209,13 @@ class TestStale:
         repeatable = replace(record, intent=an_intent(repeatable=True))
         assert ruled(repeatable) == TakeOver(repeatable)
         once = replace(record, intent=an_intent())
-        assert ruled(once) == Doubt(once, LEASE_RAN_OUT)
-        assert ruled(repeatable, now=repeatable.intent.repeatable_until) == Doubt(repeatable, LEASE_RAN_OUT)
+        assert ruled(once) == MarkUnknown(once, LEASE_RAN_OUT)
+        assert ruled(repeatable, now=repeatable.intent.repeatable_until) == MarkUnknown(repeatable, LEASE_RAN_OUT)
 
     def test_attempts_are_bounded_by_the_policy(self):  # H6
         record = a_record(effects=Effects.PHASED, recovery=Recovery.RESUME, lease_until=NOW, attempts=3)
         assert ruled(record, policy=Policy(max_attempts=4)) == TakeOver(record)
-        assert ruled(record, policy=Policy(max_attempts=3)) == Doubt(record, LEASE_RAN_OUT)
+        assert ruled(record, policy=Policy(max_attempts=3)) == MarkUnknown(record, LEASE_RAN_OUT)
 
     def test_a_deferred_record_in_its_workers_hands_is_never_stale(self):  # O1, F32
         record = a_record(effects=Effects.OUTBOX, lease_until=None, intent=an_intent())
@@ -225,7 +225,7 @@ class TestStale:
         """Even if a lease was left on it by mistake."""
         for begun in ({"memo": MEMO}, {"intent": an_intent(repeatable=True)}):
             record = a_record(effects=Effects.OUTBOX, lease_until=NOW, **begun)
-            assert ruled(record) == Doubt(record, LEASE_RAN_OUT)
+            assert ruled(record) == MarkUnknown(record, LEASE_RAN_OUT)
 
 
 class TestRetryAfter:

@@ -163,7 +163,7 @@ def test_faults_read_and_write_themselves() -> None:
         Fault.parse("delay:nan")
     standing = StandingFault()
     standing.set(Fault(FaultKind.DECLINE), 2)
-    assert [standing.strike() for _ in range(3)] == [Fault(FaultKind.DECLINE), Fault(FaultKind.DECLINE), None]
+    assert [standing.take() for _ in range(3)] == [Fault(FaultKind.DECLINE), Fault(FaultKind.DECLINE), None]
 
 
 def test_the_ledger_outlives_kill_9_and_keeps_its_keys(tmp_path: Path) -> None:
@@ -194,8 +194,8 @@ def test_a_provider_ends_with_the_one_who_started_it(tmp_path: Path) -> None:
     [
         (["--ledger", "no/such/folder/x.db"], "cannot be used"),
         (["--ledger", "list.txt"], "cannot be used"),
-        (["--host", "no such host"], "is no address to listen on"),
-        (["--webhooks", "https://somewhere"], "is no address like http"),
+        (["--host", "no such host"], "is not an address to listen on"),
+        (["--webhooks", "https://somewhere"], "is not a URL like http"),
     ],
 )
 def test_what_is_wrong_is_one_line(tmp_path: Path, options: list[str], sentence: str) -> None:
@@ -284,5 +284,5 @@ async def test_what_never_left_is_told_apart(provider: Provider, tmp_path: Path)
 
 @pytest.mark.parametrize("url", ["https://x", "nonsense", "http://", "http://x:port", "http://x:70000"])
 def test_an_address_that_cannot_be_asked_is_told(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="is no address"):
+    with pytest.raises(ConfigurationError, match="is not a URL"):
         http_url(url)

@@ -23,7 +23,7 @@ from oncekey.cli.printing import address
 from oncekey.core.errors import ConfigurationError
 from oncekey_demo import command
 from oncekey_demo.command import curl_lines, policy_for
-from oncekey_demo.serving import beside
+from oncekey_demo.serving import ledger_next_to
 
 
 def _run(folder: Path, *options: str) -> tuple[int, str, list[str]]:
@@ -90,8 +90,8 @@ def test_the_lines_are_whole_on_a_terminal_too(tmp_path: Path) -> None:
         (["--lease", "-1"], "lease: -1.0 is not allowed"),
         (["--lease", "nan"], "lease: nan is not allowed"),
         (["--lease", "1e300"], "lease: 1e+300 is not allowed"),
-        (["--host", "no such host"], "is no address to listen on"),
-        (["--provider", "https://elsewhere"], "is no address like http"),
+        (["--host", "no such host"], "is not an address to listen on"),
+        (["--provider", "https://elsewhere"], "is not a URL like http"),
         (["--call-timeout", "0"], "call_timeout: 0.0 is not allowed"),
     ],
 )
@@ -177,9 +177,9 @@ def test_each_line_has_its_own_key_where_it_needs_one() -> None:
 
 
 def test_the_ledger_lies_beside_the_store() -> None:
-    assert beside("sqlite:///oncekey-demo.db") == Path("oncekey-demo-provider.db")
-    assert beside("sqlite:////var/shop/demo.db?busy=1") == Path("/var/shop/oncekey-demo-provider.db")
-    assert beside("postgresql://localhost/shop") == Path("oncekey-demo-provider.db")
+    assert ledger_next_to("sqlite:///oncekey-demo.db") == Path("oncekey-demo-provider.db")
+    assert ledger_next_to("sqlite:////var/shop/demo.db?busy=1") == Path("/var/shop/oncekey-demo-provider.db")
+    assert ledger_next_to("postgresql://localhost/shop") == Path("oncekey-demo-provider.db")
 
 
 def test_a_ledger_that_cannot_be_used_is_told_in_a_line_of_each(tmp_path: Path) -> None:

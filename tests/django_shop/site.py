@@ -272,15 +272,15 @@ def site(alias: str) -> tuple[Once, list]:
             behave(alias, asked.get("in_phase", ""))
             return Payment.objects.create(amount=asked["amount"]).pk
 
-        def charge(key):
+        def charge(*, key):
             world.charges.append(key)
             Payment.objects.count()  # in a thread of its own, on a connection of its own
             if asked.get("does") == "not_executed":
                 raise NotExecutedError
             return {"id": f"ch_{len(world.charges)}"}
 
-        def settle(_):
-            Payment.objects.filter(pk=number).update(charge=made["id"])
+        def settle(_, number, charge):
+            Payment.objects.filter(pk=number).update(charge=charge)
 
         number = op.phase("begun", begin)
         if asked.get("does") == "wait":
@@ -289,7 +289,7 @@ def site(alias: str) -> tuple[Once, list]:
         made = op.call("charged", charge, repeatable=True)
         if asked.get("does") == "fail_once" and op.attempt == 1:
             raise ZeroDivisionError
-        op.phase("settled", settle)
+        op.phase("settled", settle, number, made["id"])
         return JsonResponse({"id": number, "charge": made["id"]}, status=201)
 
     @csrf_exempt
@@ -360,18 +360,18 @@ def site(alias: str) -> tuple[Once, list]:
         async def begin(_):
             return (await Payment.objects.acreate(amount=asked["amount"])).pk
 
-        async def charge(key):
+        async def charge(*, key):
             world.charges.append(key)
             return {"id": f"ch_{len(world.charges)}"}
 
-        def settle(_):
-            Payment.objects.filter(pk=number).update(charge=made["id"])
+        def settle(_, number, charge):
+            Payment.objects.filter(pk=number).update(charge=charge)
 
         number = await op.phase("begun", begin)
         made = await op.call("charged", charge, repeatable=True)
         if asked.get("does") == "fail_once" and op.attempt == 1:
             raise ZeroDivisionError
-        await op.phase("settled", settle)
+        await op.phase("settled", settle, number, made["id"])
         return JsonResponse({"id": number, "charge": made["id"]}, status=201)
 
     small = {"max_response_bytes": 10_000, "max_spool_bytes": 20_000}

@@ -28,11 +28,11 @@ from oncekey.django import Database
 from oncekey.django.database import Spares
 from oncekey.frameworks.blocking import current
 from oncekey.ports.store import Borrowed
-from oncekey.testing.contract import StoreContract, blocking, under_asyncio
-from oncekey.testing.contract.claiming import Racing
-from oncekey.testing.contract.expiring import Sweeping
-from oncekey.testing.contract.owning import Renewing, TakingOver
-from oncekey.testing.contract.resuming import HandingBack
+from oncekey_contract import StoreContract, blocking, under_asyncio
+from oncekey_contract.claiming import Racing
+from oncekey_contract.expiring import Sweeping
+from oncekey_contract.owning import Renewing, TakingOver
+from oncekey_contract.resuming import HandingBack
 
 
 @pytest.fixture(scope="class")
@@ -253,7 +253,9 @@ def answers(sql: str) -> Body[Rows]:
 
 def test_a_database_of_another_kind_is_refused(project: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections["lite"], "vendor", "oracle", raising=False)
-    with pytest.raises(ConfigurationError, match=r"is Oracle, and keys are kept .* of PostgreSQL and SQLite only"):
+    with pytest.raises(
+        ConfigurationError, match=r"is Oracle; Django databases that store keys must be PostgreSQL or SQLite"
+    ):
         Database("lite").dialect  # noqa: B018  (it is asked)
 
 
@@ -269,7 +271,7 @@ def test_async_functions_have_no_transaction_of_djangos(postgres: str) -> None:
         async with once.lifespan():
             await sell("a-number-of-an-order")
 
-    with pytest.raises(ConfigurationError, match="make it `def`, or effects=INLINE"):
+    with pytest.raises(ConfigurationError, match="make it `def`, or set effects=INLINE"):
         asyncio.run(work())
 
 

@@ -42,13 +42,13 @@ def test_the_middleware_is_last_and_there_once(postgres: str) -> None:
     other = "django.middleware.common.CommonMiddleware"
     for placed in ([ours, other], [other], [ours, ours]):
         (said,) = messages(MIDDLEWARE=placed)
-        assert said.startswith("oncekey.E002: 'oncekey.django.Middleware' has to be in MIDDLEWARE once and last")
+        assert said.startswith("oncekey.E002: 'oncekey.django.Middleware' must be in MIDDLEWARE exactly once")
 
 
 def test_the_setting_names_a_once_of_django(postgres: str) -> None:
     assert messages(ONCEKEY=None)[0].startswith("oncekey.E001: settings.ONCEKEY is missing")
     assert "does not define" in messages(ONCEKEY="django_shop.site.nothing")[0]
-    assert "an oncekey.django.Once is needed" in messages(ONCEKEY="django_shop.site.site")[0]
+    assert "not an oncekey.django.Once" in messages(ONCEKEY="django_shop.site.site")[0]
 
 
 def test_an_alias_that_is_not_there(project: None) -> None:
@@ -78,15 +78,15 @@ def test_a_missing_tenant_and_a_url_beside_the_database(postgres: str, monkeypat
 
     once.protect(effects=PHASED, operation="stepping")(lambda request: None)
     tenant, beside, stepping = check_of(monkeypatch, once)
-    assert tenant.startswith("oncekey.E003: Once(tenant=...) needs to know whose key it is")
-    assert beside.startswith("oncekey.E004: beside is effects=LOCAL, and the keys are kept at a URL of their own")
-    assert stepping.startswith("oncekey.W003: stepping is effects=PHASED, and the keys are kept at a URL of their own")
+    assert tenant.startswith("oncekey.E003: Once(tenant=...) is missing")
+    assert beside.startswith("oncekey.E004: beside has effects=LOCAL, but keys are stored over another connection")
+    assert stepping.startswith("oncekey.W003: stepping has effects=PHASED, but keys are stored over another connection")
 
 
 def test_phased_and_sqlite_under_atomic_requests(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
     (said,) = messages()
-    assert said.startswith("oncekey.E006: wrapped is effects=PHASED and commits by itself, but ATOMIC_REQUESTS")
+    assert said.startswith("oncekey.E006: wrapped has effects=PHASED and commits by itself, but ATOMIC_REQUESTS")
     assert 'name="dispatch"' in said
 
 
@@ -94,7 +94,7 @@ def test_local_views_of_classes_on_sqlite_under_atomic_requests(lite: str, monke
     monkeypatch.setitem(connections.settings["lite"], "ATOMIC_REQUESTS", True)
     said = messages()
     assert len(said) > 3
-    assert any("site.<locals>.Things.post is effects=LOCAL" in one for one in said)
+    assert any("site.<locals>.Things.post has effects=LOCAL" in one for one in said)
     assert not any(one.startswith("oncekey.E006: orders ") for one in said)
 
 
@@ -107,13 +107,13 @@ def test_sqlite_begins_with_a_lock(lite: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_pages_look_where_the_keys_are(lite: str) -> None:
     (said,) = messages(ONCEKEY_DATABASE="default")
-    assert said.endswith("say ONCEKEY_DATABASE = 'lite'")
+    assert said.endswith("set ONCEKEY_DATABASE = 'lite'")
 
 
 def test_psycopg2_is_warned_of(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections["default"], "Database", type("Module", (), {"__name__": "psycopg2"})())
     (said,) = messages()
-    assert said.startswith("oncekey.W002: the database 'default' is reached by psycopg2")
+    assert said.startswith("oncekey.W002: the database 'default' uses psycopg2")
 
 
 def test_autocommit_is_left_alone(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_the_command_knows_the_project(tmp_path: Path, postgres_dsn: str) -> Non
     database = postgres_dsn
     assert manage(tmp_path, "migrate", "--run-syncdb", database=database).returncode == 0
     status = manage(tmp_path, "oncekey", "migrate", "status", database=database)
-    assert (status.returncode, status.stdout.count("applied")) == (0, 11), status.stderr
+    assert (status.returncode, status.stdout.count("applied")) == (0, 13), status.stderr
     worked = manage(tmp_path, "oncekey", "worker", "--once", database=database)
     assert worked.returncode == 0, worked.stderr
     assert "Django's database 'default'" in worked.stdout
@@ -192,13 +192,28 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     assert "Traceback" not in missing.stderr
 
 
+def test_a_request_before_the_migrations_logs_the_command_that_is_missing(
+    lite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from oncekey.django import Database, Once
+
+    name = "unmigrated"
+    monkeypatch.setitem(connections.settings, name, connections.settings[lite] | {"NAME": str(tmp_path / "empty.db")})
+    once = Once(Database(name), tenant=SINGLE_TENANT)
+    try:
+        assert not once.threads.ready()
+    finally:
+        connections[name].close()
+        del connections[name]
+    assert "the store could not be checked: the store has no oncekey tables" in caplog.text
+    assert "`manage.py migrate`" in caplog.text
+
+
 def test_mysql_is_refused_before_it_is_connected_to(tmp_path: Path) -> None:
     # Django takes PyMySQL for its own driver; no server listens at that address
     refused = manage(tmp_path, "check", database="mysql:")
     assert refused.returncode == 1
-    assert (
-        "is MySQL or MariaDB, and keys are kept in Django's databases of PostgreSQL" in refused.stderr.splitlines()[-1]
-    )
+    assert "is MySQL or MariaDB; Django databases that store keys must be PostgreSQL" in refused.stderr.splitlines()[-1]
 
 
 # Listings
@@ -206,9 +221,9 @@ def test_mysql_is_refused_before_it_is_connected_to(tmp_path: Path) -> None:
 
 def lines() -> dict[str, str]:
     from django_shop import on_default
-    from oncekey.once.surveying import survey
+    from oncekey.once.route_report import route_lines
 
-    return {line.named: str(line.verdict) for line in survey([on_default.once], on_default.once.served)}
+    return {line.named: str(line.verdict) for line in route_lines([on_default.once], on_default.once.served)}
 
 
 def test_every_route_is_listed_with_its_protection(postgres: str) -> None:

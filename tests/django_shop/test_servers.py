@@ -26,7 +26,7 @@ import pytest
 from conformance.aiming import JSON, broken
 from harness.databases import DatabaseServer
 from harness.patience import PATIENCE, wait_until
-from oncekey_check import Address, Profile, Target, check
+from oncekey_check import Address, CheckProfile, Target, check
 
 TESTS = Path(__file__).parents[1]
 
@@ -223,6 +223,6 @@ def test_the_tester_of_apis_finds_nothing_under_asgi(database: str) -> None:
                 count_pointer="/total",
                 unothers=True,
             ),
-            profile=Profile.IETF,
+            profile=CheckProfile.IETF,
         )
-    assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()
+    assert broken(report, CheckProfile.IETF, CheckProfile.STRICT_MONEY) == set()

@@ -14,7 +14,7 @@ ANTI_PATTERNS = (ROOT / "docs" / "explanation" / "decision-guide.md").read_text(
 THREATS = (ROOT / "docs" / "explanation" / "security.md").read_text("utf-8")
 
 OF_THE_PATTERN = (
-    "Of two identical `POST` requests at once",
+    "Of two simultaneous identical `POST` requests",
     "The same key with another body",
     "Two tenants send the same key",
     "The same key and payload with another authentication",

@@ -32,8 +32,8 @@ import time
 answering = charge
 
 
-def charge(key, cents):
-    made = answering(key, cents)
+def charge(cents, *, key):
+    made = answering(cents, key=key)
     while Path("held").exists():
         time.sleep(0.01)
     return made

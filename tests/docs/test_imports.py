@@ -33,7 +33,7 @@ OF_THEIR_OWN = (
 """Not every service needs these: what sends requests, observes and operates them, tests them, and makes a store."""
 
 
-BESIDE = ("oncekey_check", "oncekey_client", "oncekey_demo")
+BESIDE = ("oncekey_check", "oncekey_client", "oncekey_contract", "oncekey_demo")
 """The other distributions, whose modules are all for users."""
 
 

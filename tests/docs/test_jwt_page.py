@@ -89,11 +89,11 @@ def _lost_once(module: ModuleType) -> None:
     """The provider's first answer does not come."""
     refund, calls = module.refund, []
 
-    async def lost(key: str) -> dict[str, str]:
+    async def lost(*, key: str) -> dict[str, str]:
         calls.append(key)
         if len(calls) == 1:
             raise ConnectionError
-        return await refund(key)
+        return await refund(key=key)
 
     module.refund = lost
 

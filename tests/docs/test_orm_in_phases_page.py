@@ -29,7 +29,7 @@ async def test_a_payment_whose_reply_was_lost_is_one_row_and_one_charge(
         program: Any = load(text, "ledger.py", tmp_path, monkeypatch)
         async with program.engine.begin() as connection:
             await connection.run_sync(program.Tables.metadata.create_all)
-        async with program.lifespan(program.app):
+        async with program.app.router.lifespan_context(program.app):
             async with program.AsyncSession(program.engine) as session:
                 session.add(program.User(token="ann", tenant="shop-1"))
                 await session.commit()

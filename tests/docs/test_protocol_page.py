@@ -15,7 +15,7 @@ RULE = re.compile(r"^### (?P<code>[PLHOUDA]\d): .+\n(?P<text>(?:(?!^#).*\n)*)", 
 HOLE = re.compile(r"^\| (?P<code>F\d+) \| S[012] \| .+ \| (?P<rule>\w\d) \| (?P<proof>.+) \|$", re.MULTILINE)
 CITED = re.compile(r"(?<![\w#'\"`/-])[PLHOUDAF]\d{1,2}(?![\w'\"`])")
 PRIVATE = re.compile(r"\b(?:R\d{1,3}|C\d{1,2}|E\d{1,2})\b(?=[,;:)\] .-]|$)")
-FILES = re.compile(r"`((?:tests|src)/[\w/]+\.py)`")
+FILES = re.compile(r"`((?:tests|src|packages)/[\w/-]+\.py)`")
 
 RULES = {found["code"]: found["text"] for found in RULE.finditer(PAGE.read_text())}
 HOLES = {found["code"]: (found["rule"], found["proof"]) for found in HOLE.finditer(PAGE.read_text())}

@@ -75,6 +75,8 @@ def test_the_reference_begins_with_once_and_has_every_name_and_no_number_of_a_ru
     shown = (site / "reference" / "python" / "oncekey.html").read_text()
     assert re.findall(r'<h2 id="oncekey\.(\w+)"', shown) == list(SITE.ORDER_OF_USE)
     assert set(SITE.ORDER_OF_USE) == set(oncekey.__all__) - {"__version__"}
+    for name, members in SITE.METHODS.items():
+        assert re.findall(rf'<h3 id="oncekey\.{name}\.(\w+)"', shown) == list(members)
     assert re.findall(r"\([A-Z]\d{1,2}(?:, [A-Z]\d{1,2})*\)", shown) == []
 
 
@@ -88,6 +90,20 @@ def test_what_pages_import_is_in_the_reference(site: Path) -> None:
                 shown = (site / "reference" / "python" / f"{module}.html").read_text()
                 for name in names.split(", "):
                     assert f'id="{module}.{name}"' in shown, f"{page.name} imports {module}.{name}"
+
+
+def test_the_reference_has_every_method_that_a_page_calls() -> None:
+    for page in pages("README.md", "docs/howto/*.md", "docs/tutorial.md"):
+        for block in page.blocks("python"):
+            for variable, name in (("once", "Once"), ("op", "Operation")):
+                called = set(re.findall(rf"\b{variable}\.([a-z_]+)\b", block.text)) & set(dir(getattr(oncekey, name)))
+                assert called <= set(SITE.METHODS[name]), f"{page.name} uses {name}"
+
+
+def test_the_contents_of_a_runbook_are_its_alerts(site: Path) -> None:
+    contents = (site / "runbooks" / "workers.html").read_text().partition('aria-label="Table of contents"')[2]
+    listed = re.findall(r'href="#([\w-]+)" class="md-nav__link"', contents.partition("</nav>")[0])
+    assert listed == ["oncekeynoworker", "oncekeysweeperbehind", "oncekeycompleterbehind", "oncekeyreaperbehind"]
 
 
 def test_a_reader_finds_a_page_and_nobody_else_is_asked(address: str) -> None:

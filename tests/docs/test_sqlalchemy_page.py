@@ -24,7 +24,7 @@ def program(postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 async def test_the_program_does_what_its_page_says(program: Any) -> None:
     async with program.engine.begin() as connection:
         await connection.run_sync(program.Tables.metadata.create_all)
-    async with program.lifespan(program.app):
+    async with program.app.router.lifespan_context(program.app):
         async with program.AsyncSession(program.engine) as session:
             session.add_all([program.User(token=name, tenant=name) for name in ("ann", "bob")])
             await session.commit()

@@ -72,10 +72,10 @@ async def test_a_cancelled_one_leaves_its_place_to_the_next(told: bool) -> None:
 
 async def test_who_only_hopes_for_a_place_takes_none_and_comes_last() -> None:
     slots, names = AsyncSlots(1, LATE), list[str]()
-    assert await slots.room(0)
+    assert await slots.wait_for_slot(0)
     await slots.acquire(soon())
-    assert not await slots.room(0)
-    hoping = asyncio.create_task(slots.room(LATE))
+    assert not await slots.wait_for_slot(0)
+    hoping = asyncio.create_task(slots.wait_for_slot(LATE))
     waiting = await queued(slots, names, "waiting")
     slots.release()
     await waiting
@@ -89,7 +89,7 @@ async def test_who_hopes_is_not_sent_away_by_a_newcomer() -> None:
     # Else it asks the store who is at work, at the price of its own execution, whenever a pool is busy.
     slots = AsyncSlots(1, LATE)
     await slots.acquire(soon())
-    first, second = asyncio.create_task(slots.room(LATE)), asyncio.create_task(slots.room(LATE))
+    first, second = asyncio.create_task(slots.wait_for_slot(LATE)), asyncio.create_task(slots.wait_for_slot(LATE))
     await asyncio.sleep(0)
     slots.release()
     assert slots.full  # whoever comes now comes after the second one
@@ -107,8 +107,8 @@ async def test_who_hopes_is_not_sent_away_by_a_newcomer() -> None:
 async def test_a_hope_may_be_cancelled_or_come_too_late() -> None:
     slots = AsyncSlots(1, LATE)
     await slots.acquire(soon())
-    given_up, next_one = asyncio.create_task(slots.room(LATE)), asyncio.create_task(slots.room(LATE))
-    late = asyncio.create_task(slots.room(0))
+    given_up, next_one = asyncio.create_task(slots.wait_for_slot(LATE)), asyncio.create_task(slots.wait_for_slot(LATE))
+    late = asyncio.create_task(slots.wait_for_slot(0))
     await asyncio.sleep(0)
     slots.release()
     given_up.cancel()  # it was told, and tells the next one
@@ -126,12 +126,12 @@ async def test_one_timer_is_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(loop, "call_at", lambda at, *rest, **named: timers.append(at) or made(at, *rest, **named))
     assert slots.taken()
     for _ in range(3):
-        waiting = [asyncio.create_task(slots.room(LATE)) for _ in range(3)]
+        waiting = [asyncio.create_task(slots.wait_for_slot(LATE)) for _ in range(3)]
         for each in waiting:
             await asyncio.sleep(0)
             slots.release()
             assert await each
             assert slots.taken()
     assert len(timers) == 1
-    assert not await slots.room(0)  # whose deadline is earlier, though it came later
+    assert not await slots.wait_for_slot(0)  # whose deadline is earlier, though it came later
     assert len(timers) == 2

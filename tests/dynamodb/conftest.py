@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.register_assert_rewrite("oncekey.testing.contract")
+pytest.register_assert_rewrite("oncekey_contract")
 
 
 @pytest.fixture(scope="session")

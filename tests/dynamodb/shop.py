@@ -85,18 +85,18 @@ class Shop:
         @once.protect(effects=PHASED)
         async def pay(order: str, op: Operation, body: dict[str, str]):
             self.runs.append(order)
-            drawn = await op.value("drawn", lambda: time.time_ns())
-            made = await op.phase("created", lambda tx: stage(tx, order))
+            drawn = await op.value("drawn", time.time_ns)
+            made = await op.phase("created", stage, order)
             charge = await op.call("charged", self._charge, repeatable=True)
             self._trouble()
             return {"order": made, "charge": charge, "drawn": drawn, "attempt": op.attempt}
 
         once.install(app, tenant=lambda _: "shop")
 
-    def _charge(self, downstream_key: str) -> str:
-        self.paid.append(downstream_key)
+    def _charge(self, *, key: str) -> str:
+        self.paid.append(key)
         self._trouble()
-        return downstream_key
+        return key
 
     def _trouble(self) -> None:
         trouble = self.fails.pop(0) if self.fails else None

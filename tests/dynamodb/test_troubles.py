@@ -41,8 +41,8 @@ from oncekey.databases.dynamodb.driver import PAUSES, AsyncDynamoCells, DynamoCe
 from oncekey.databases.dynamodb.talk import Dialogue, Failed, Refused, Request, understood
 from oncekey.stores.cells import DynamoStore
 from oncekey.testing.claims import a_claim, again, answered
-from oncekey.testing.contract import blocking
-from oncekey.testing.contract.cells import _cells
+from oncekey_contract import blocking
+from oncekey_contract.cells import _cells
 
 LONG = Completed(StoredResponse(200, (), b"z" * 900_000), Outcome.SUCCESS)
 
@@ -398,7 +398,7 @@ def test_an_open_transaction_sees_what_it_has_written(world, driver):
         ({"ConditionExpression": "attribute_exists(pk)"}, "item 1 ConditionalCheckFailed"),
         ({"Item": {"pk": {"B": b"other"}}}, "ValidationException"),  # which is staged below, too
         ({"Item": {"pk": {"S": "no bytes"}}}, "refused"),
-        ({"Item": "no item"}, "TransactWriteItems takes"),
+        ({"Item": "no item"}, "TransactWriteItems does not accept"),
         ({"TableName": "nothing-here"}, "ResourceNotFoundException"),
     ],
 )

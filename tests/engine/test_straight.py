@@ -293,7 +293,7 @@ def test_a_request_that_has_more_to_ask_takes_the_flow(change: dict[str, Any]) -
     assert not path.is_straight(Run(run.site, CLAIM, run.enrolment, Unasked(), **change))
 
 
-@pytest.mark.parametrize("state", ["failing", "settled", "crowded"])
+@pytest.mark.parametrize("state", ["failing", "settled", "full"])
 def test_so_does_one_that_may_be_answered_otherwise(state: str) -> None:
     run = Watched(Case()).run
     match state:
@@ -302,7 +302,7 @@ def test_so_does_one_that_may_be_answered_otherwise(state: str) -> None:
         case "settled":
             run.site.settled_keys.add(CLAIM.id)
         case _:
-            run.site.crowded = lambda _: True
+            run.site.is_full = lambda _: True
     assert not path.is_straight(run)
 
 

@@ -286,8 +286,8 @@ class Shop:
             self.db.session.commit()
             return int(order.id)
 
-        def settle(_: Any) -> None:
-            self.db.session.get(self.order, number).item += " paid"
+        def settle(_: Any, number: int, note: str) -> None:
+            self.db.session.get(self.order, number).item += note
 
         number = op.phase("ordered", order)
         if op.attempt == 1:
@@ -296,7 +296,7 @@ class Shop:
         if given.get("does") == "write outside":
             self.add("outside")
             self.db.session.commit()
-        op.phase("settled", settle)
+        op.phase("settled", settle, number, note=" paid")
         return {"id": number, "charge": charge, "attempt": op.attempt}, 201
 
     def charged(self, key: str) -> str:

@@ -26,7 +26,7 @@ from flask_apps.test_views import items
 from harness.dsn import through
 from harness.patience import PATIENCE
 from harness.proxy import Proxy
-from oncekey_check import Address, Profile, Target, check
+from oncekey_check import Address, CheckProfile, Target, check
 from wsgi.shop import Reply, served
 from wsgi.shop import send as plainly
 
@@ -161,9 +161,9 @@ def test_the_conformance_tester_finds_nothing(postgres_url: str, open_shop: Call
             other_address=Address.parse(f"http://127.0.0.1:{port}/charges"),
             unothers=True,
         )
-        report = check(target, profile=Profile.IETF)
-    assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set()
-    assert report.matches == [Profile.IETF, Profile.STRICT_MONEY]
+        report = check(target, profile=CheckProfile.IETF)
+    assert broken(report, CheckProfile.IETF, CheckProfile.STRICT_MONEY) == set()
+    assert report.matches == [CheckProfile.IETF, CheckProfile.STRICT_MONEY]
 
 
 # In processes of their own

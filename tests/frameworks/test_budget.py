@@ -17,6 +17,7 @@ from frameworks.shop import new_key
 from harness.calls import counted
 from harness.cutting import CuttingProxy
 from harness.dsn import through
+from harness.patience import PATIENCE
 from oncekey.core.model import LOCAL
 from oncekey.engine.operation import Operation
 
@@ -132,8 +133,11 @@ async def test_messages(kind: str, postgres_dsn: str) -> None:
             assert len(proxy.messages) == 1
             # Another process has not settled the key: it meets the record under the lock.
             (installation,) = shop.once._installed.values()
-            installation.runtime_and_site()[1].settled_keys.known.clear()
-            await shop.send("/orders?item=tea", key=key)
-            proxy.count()
-            assert (await shop.send("/orders?item=tea", key=key)).replayed
-            assert len(proxy.messages) <= 3
+            runtime, site = installation.runtime_and_site()
+            for _ in range(2):  # the first one prepares
+                site.settled_keys.known.clear()
+                proxy.count()
+                assert (await shop.send("/orders?item=tea", key=key)).replayed
+                assert await runtime.running_work.wait(PATIENCE)  # for the ROLLBACK, which no client waits for
+            # The response came with the first one. psycopg reads the reply to the ROLLBACK when it uses the connection.
+            assert len(proxy.messages) <= 2, proxy.messages

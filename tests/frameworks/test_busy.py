@@ -169,7 +169,7 @@ async def test_a_crowd_of_quick_handlers_is_not_looked_past(
         run = runtime._transact
         monkeypatch.setattr(runtime, "_transact", lambda asked: said.append(asked) or run(asked))
         await until(lambda: len(glances) == len(others))  # a look is made ready, and said only if nothing moves
-        assert engine.crowded
+        assert engine.is_full
         go.set()
         assert [reply.status for reply in await asyncio.gather(first, *others)] == [201] * 4
         assert said == []

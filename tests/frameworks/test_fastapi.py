@@ -251,7 +251,7 @@ async def test_a_request_scoped_dependency_of_a_local_route_is_named_at_start_up
     await shop.once.start(shop.app)
     (warning,) = [record.getMessage() for record in caplog.records if "the store is memory" not in record.getMessage()]
     assert "create_order (/v1/orders) depends on" in warning
-    assert "classic_session, which ends after the answer was stored and sent" in warning
+    assert "classic_session, which ends after the response was stored and sent" in warning
     assert 'use Depends(..., scope="function")' in warning
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from oncekey import Once
-from oncekey.once.starting import warn_of_memory
+from oncekey.once.startup import warn_of_memory
 from oncekey.wire import aconnect
 
-MEANT = "it is meant for tests"
+MEANT = "use it for tests only"
 SEVERAL = "may be executed twice"
 
 

@@ -236,9 +236,9 @@ async def test_two_once_in_one_application_each_claim_for_their_own_handlers() -
 def test_two_once_in_one_application_need_two_places_for_their_pages() -> None:
     shop = Shop()
     payments = Once("memory:")
-    with pytest.raises(ConfigurationError, match=r"another Once serves /idempotency-keys .* status=None"):
+    with pytest.raises(ConfigurationError, match=r"another Once already serves /idempotency-keys .* status=None"):
         payments.install(shop.app, tenant=SINGLE_TENANT)
-    with pytest.raises(ConfigurationError, match=r"another Once serves /idempotency .*docs_url"):
+    with pytest.raises(ConfigurationError, match=r"another Once already serves /idempotency .*docs_url"):
         payments.install(shop.app, tenant=SINGLE_TENANT, status=None)
 
 
@@ -252,7 +252,7 @@ async def test_a_router_of_another_once_is_refused_at_start_up_and_at_the_reques
         shop.runs.append(1)
 
     shop.app.include_router(router, prefix="/v1")
-    with pytest.raises(ConfigurationError, match=r"pay is served at /v1/pay, and the Once that protects it is not"):
+    with pytest.raises(ConfigurationError, match=r"pay is served at /v1/pay, but the Once that protects it is not"):
         await shop.once.start(shop.app)
     for key in (KEY, None):
         with pytest.raises(RuntimeError, match="pay is protected by a Once that is not installed here: call install"):
@@ -305,7 +305,7 @@ async def test_a_decorated_handler_behind_asgi_alone_is_refused_at_start_up() ->
 
 def test_an_enrolment_of_another_once_is_refused() -> None:
     once, other = Once("memory:"), Once("memory:")
-    with pytest.raises(ConfigurationError, match="old was made by another Once"):
+    with pytest.raises(ConfigurationError, match="old was created by another Once"):
         once.install(FastAPI(), tenant=SINGLE_TENANT, enrol={"POST /x": other.by_path(effects=INLINE, operation="old")})
 
 

@@ -135,7 +135,7 @@ def test_what_fastapi_makes_is_valid_and_complete() -> None:
         assert {"202", "400", "409", "413", "422", "503"} <= set(responses)
         assert {"Retry-After", "Location"} <= set(responses["202"]["headers"])
     accepted = document["paths"]["/silent"]["post"]["responses"]["202"]
-    assert accepted["description"] == "Accepted: the request is committed, and a worker does the rest."
+    assert accepted["description"] == "Accepted: the request is committed, and a worker completes it."
     assert accepted["content"]["application/json"]["schema"]["required"] == ["state"]
 
 
@@ -222,7 +222,7 @@ def test_the_examples_of_the_application_stay() -> None:
 
 @pytest.mark.parametrize("version", ["2.0", "4.0.0", "?"])
 def test_another_version_is_refused(version: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"3\.0 and 3\.1 are known"):
+    with pytest.raises(ConfigurationError, match=r"3\.0 and 3\.1 are supported"):
         transformed({"openapi": version}, ())
 
 
@@ -246,8 +246,8 @@ def test_the_command_reads_json_and_yaml(tmp_path, monkeypatch, capsys) -> None:
     code, out, err = told[0]
     assert out, err
     validate(json.loads(out))
-    assert (code, err) == (1, "oncekey: POST /v1/hidden is protected, and the document does not have it\n")
-    assert "name the FILE" in run()[2]
+    assert (code, err) == (1, "oncekey: POST /v1/hidden is protected, but not in the document\n")
+    assert "pass the FILE" in run()[2]
     (tmp_path / "broken.yaml").write_text("a: [")
     for name in ("broken.yaml", "missing.json"):
         assert run(str(tmp_path / name))[0] == 2

@@ -161,7 +161,7 @@ async def test_a_request_may_be_cancelled_at_every_await(dsn: str, effects: Any)
             await shop.drained()
             await shop.once.asynchronous().close()
             await until(lambda: shop.lent == 0)
-            assert not shop.once.asynchronous().crowded
+            assert not shop.once.asynchronous().is_full
         assert number > 5
 
 

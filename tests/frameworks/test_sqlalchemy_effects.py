@@ -75,11 +75,11 @@ class Shop:
         async def ordered(connection: Any) -> None:
             await connection.execute(ADD, {"item": item})
 
-        async def charge(name: str) -> str:
-            if name not in self.charges:
-                self.charges.append(name)
+        async def charge(*, key: str) -> str:
+            if key not in self.charges:
+                self.charges.append(key)
                 raise ConnectionResetError
-            return name
+            return key
 
         await op.phase("ordered", ordered)
         return {"charge": await op.call("charge", charge, repeatable=True)}

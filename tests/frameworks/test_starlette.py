@@ -325,7 +325,7 @@ async def test_a_handler_that_is_enrolled_by_path_and_by_decorator_is_named() ->
 
     app = Starlette(routes=[Route("/orders", create, methods=["POST"])])
     once.install(app, tenant=lambda _: "acme", enrol={"POST /orders": once.by_path(effects=INLINE, operation="twice")})
-    with pytest.raises(ConfigurationError, match=r"is enrolled twice, by its path and by @once\.protect"):
+    with pytest.raises(ConfigurationError, match=r"is enrolled twice, by path and by @once\.protect"):
         await once.start(app)
 
 

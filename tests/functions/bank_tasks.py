@@ -22,14 +22,22 @@ def note(what: str) -> None:
         connection.execute("INSERT INTO happened VALUES (%s)", (what,))
 
 
+def write(connection: Any, item: str) -> None:
+    connection.execute("INSERT INTO orders VALUES (%s)", (item,))
+
+
+def send(amount: int, *, key: str) -> None:
+    note(f"sent {amount}")
+
+
 @bank.function(key="task_id", effects=PHASED, lease=3)
 def transfer(op: SyncOperation, task_id: str, amount: int) -> dict[str, Any]:
-    op.phase("taken", lambda connection: connection.execute("INSERT INTO orders VALUES ('taken')").rowcount)
+    op.phase("taken", write, "taken")
     if op.attempt == 1:
         note(f"killed {os.getpid()}")
         os.kill(os.getpid(), signal.SIGKILL)
-    op.call("sent", lambda _: note(f"sent {amount}"), repeatable=False)
-    op.phase("given", lambda connection: connection.execute("INSERT INTO orders VALUES ('given')").rowcount)
+    op.call("sent", send, amount, repeatable=False)
+    op.phase("given", write, "given")
     return {"amount": amount, "attempt": op.attempt}
 
 

@@ -181,24 +181,24 @@ async def ainline(op: Operation, stage: str, key: str, order: Order, note: str =
 def phased(op: SyncOperation, stage: str, key: str, order: Order, note: str = "") -> Bought:
     here = STAGES[stage]
     here.runs.append(order)
-    op.phase("ordered", lambda connection: here.database.insert_blocking(connection, order.item))
+    op.phase("ordered", here.database.insert_blocking, order.item)
     here.act("ordered")
     charge = op.call("charge", here.charge, repeatable=False)
     here.act("paid")
-    op.phase("paid", lambda connection: here.database.insert_blocking(connection, f"{order.item} paid"))
+    op.phase("paid", here.database.insert_blocking, f"{order.item} paid")
     return Bought(order.item, order.price, charge["id"])
 
 
 async def aphased(op: Operation, stage: str, key: str, order: Order, note: str = "") -> Bought:
     here = STAGES[stage]
     here.runs.append(order)
-    await op.phase("ordered", lambda connection: here.database.insert(connection, order.item))
+    await op.phase("ordered", here.database.insert, order.item)
     happens = here.act("ordered")
     if happens is not None:
         await happens
     charge = await op.call("charge", here.charge, repeatable=False)
     here.act("paid")
-    await op.phase("paid", lambda connection: here.database.insert(connection, f"{order.item} paid"))
+    await op.phase("paid", here.database.insert, f"{order.item} paid")
     return Bought(order.item, order.price, charge["id"])
 
 

@@ -426,7 +426,7 @@ def test_a_protected_function_inside_of_a_transaction_is_refused(once: Once) -> 
     def steps(op: SyncOperation, key: str, where: str) -> str:
         if where == "phase":
             return op.phase("phase", lambda _: inner(key))
-        return op.call("call", lambda _: inner(key), repeatable=True)
+        return op.call("call", inner, repeatable=True)
 
     with pytest.raises(RuntimeError, match="inner was called while steps holds a transaction"):
         steps("a", "phase")

@@ -110,19 +110,19 @@ MISUSES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "object": (Called(), {}, "and this is a Called"),
     "class": (Till, {}, "and this is a type"),
     "twice": (protected, {}, "protected is protected already"),
-    "no key": (plain, {"key": None}, "says which call is which"),
+    "no key": (plain, {"key": None}, "give the name of the parameter that holds the key"),
     "key elsewhere": (plain, {"key": "order"}, "key names 'order', and the parameters are key, amount"),
     "key of others": (plain, {"key": lambda order: order}, "key names 'order'"),
     "key of nothing": (plain, {"key": 7}, "key is the name of a parameter, or a function of parameters"),
     "number as key": (numbered, {}, "key='key' is text, and the parameter is annotated int"),
     "number as tenant": (plain, {"tenant": "amount"}, "tenant='amount' is text"),
     "ignored elsewhere": (plain, {"ignore": ("nobody",)}, "ignore names 'nobody'"),
-    "two names": (plain, {"operation": "protected"}, "two operations are called protected"),
+    "two names": (plain, {"operation": "protected"}, "two operations have the name protected"),
     "wrong operation": (wrong_kind, {}, "so annotate op as SyncOperation, not Operation"),
     "setting of HTTP": (plain, {"header_syntax": "bare"}, "takes no header_syntax; the closest is"),
     "setting of all": (plain, {"reap_batch": 5}, "takes no reap_batch"),
     "setting of others": (plain, {"complete": False}, "complete has no effect with effects=LOCAL: it is for PHASED"),
-    "202": (plain, {"on_in_progress": "accepted"}, "on_in_progress='accepted' is a status of HTTP"),
+    "202": (plain, {"on_in_progress": "accepted"}, "on_in_progress='accepted' is an HTTP response"),
     "loose": (plain, {"effects": INLINE, "on_store_error": "fail_open"}, "set naturally_idempotent=True"),
 }
 
@@ -144,14 +144,14 @@ def test_effects_have_to_be_said() -> None:
 
 
 def test_a_consumer_has_a_name() -> None:
-    with pytest.raises(ConfigurationError, match="names who reads the messages"):
+    with pytest.raises(ConfigurationError, match="give the consumer a name"):
         once.inbox(effects=LOCAL)(plain)
     with pytest.raises(ConfigurationError, match="takes no operation"):
         once.inbox(effects=LOCAL, consumer="billing", operation="x")(plain)  # type: ignore[call-arg]
 
 
 def test_routes_and_functions_are_not_the_same() -> None:
-    with pytest.raises(ConfigurationError, match=r"protected is protected by @once.function already"):
+    with pytest.raises(ConfigurationError, match=r"protected is already protected by @once.function"):
         once.protect(effects=LOCAL)(protected)
 
     def route(op: SyncOperation) -> None: ...

@@ -1,7 +1,12 @@
-"""Environments with one distribution and what it declares to need, made of what is installed here: offline."""
+"""Environments with one distribution and what it declares to need, made of what is installed here: offline.
+
+`make release-check` sets `ONCEKEY_TEST_RELEASE` to the folder of the wheels that it built. The tests then use these,
+and pip downloads what they need, as for a user.
+"""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import venv
@@ -20,10 +25,16 @@ PROJECTS: Mapping[str, Path] = {
     **{path.name: path for path in sorted((ROOT / "packages").iterdir()) if (path / "pyproject.toml").is_file()},
 }
 """The distributions of this repository, with the folder of each."""
+RELEASE = os.environ.get("ONCEKEY_TEST_RELEASE")
+"""The folder of the wheels of a release; None: build them, and stay offline."""
 
 
 def built(name: str, folder: Path) -> Path:
     """The wheel of one of our distributions."""
+    if RELEASE is not None:
+        folder = Path(RELEASE).resolve()
+        (wheel,) = folder.glob(f"{name.replace('-', '_')}-[0-9]*.whl")
+        return wheel
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     done = subprocess.run(command, cwd=PROJECTS[name], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -32,15 +43,20 @@ def built(name: str, folder: Path) -> Path:
 
 
 def installed(wanted: str, wheels: Mapping[str, Path], folder: Path) -> Path:
-    """The folder of the programs of a new environment with `wanted`, such as `oncekey[cli]`, and what that needs.
+    """The folder of the programs of a new environment with `wanted`, such as `oncekey[cli] pytest`, and what it needs.
 
     Our own distributions come from their wheels. Others are linked from the environment of the tests, so a dependency
     that is not declared cannot be imported.
     """
     venv.create(folder, symlinks=True)
     programs = folder / "bin"
+    if RELEASE is not None:
+        first, *others = wanted.split()
+        name, bracket, extras = first.partition("[")
+        _pip(programs, "--find-links", RELEASE, f"{wheels[name]}{bracket}{extras}", *others)
+        return programs
     (libraries,) = folder.glob("lib/python*/site-packages")
-    for name, found in _closure(Requirement(wanted), wheels).items():
+    for name, found in _closure(wanted, wheels).items():
         if name in wheels:
             add(wheels[name], programs)
         else:
@@ -59,10 +75,10 @@ def requirements(wheel: Path) -> list[Requirement]:
     return [Requirement(line) for line in lines]
 
 
-def _closure(wanted: Requirement, wheels: Mapping[str, Path]) -> dict[str, Distribution]:
+def _closure(wanted: str, wheels: Mapping[str, Path]) -> dict[str, Distribution]:
     seen: set[tuple[str, str]] = set()
     found: dict[str, Distribution] = {}
-    left = [wanted]
+    left = [Requirement(one) for one in wanted.split()]
     while left:
         one = left.pop()
         name = canonicalize_name(one.name)
@@ -85,17 +101,10 @@ def _entries(found: Distribution) -> Iterator[str]:
 
 def add(wheel: Path, programs: Path) -> None:
     """Install a wheel into an environment, without what it needs."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(programs / "python"),
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-    ]
-    done = subprocess.run(
-        [*command, "--no-index", "--no-deps", str(wheel)], capture_output=True, text=True, check=False
-    )
+    _pip(programs, "--no-index", "--no-deps", str(wheel))
+
+
+def _pip(programs: Path, *wanted: str) -> None:
+    pip = [sys.executable, "-m", "pip", "--python", str(programs / "python"), "--disable-pip-version-check", "install"]
+    done = subprocess.run([*pip, "--quiet", *wanted], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

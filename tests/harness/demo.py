@@ -12,7 +12,7 @@ from typing import Any, Self
 import httpx
 
 from harness.patience import PATIENCE, wait_until
-from harness.ports import free_port
+from harness.ports import free_port, listens
 
 COMMAND = (sys.executable, "-c", "from oncekey.cli import main; main()", "demo")
 ALPHA, BETA = "demo-alpha", "demo-beta"
@@ -54,8 +54,7 @@ class Demo:
             )
         process = self._process
         try:
-            with self.client() as client:
-                wait_until(lambda: _serves(client) or process.poll() is not None, lambda: self.output)
+            wait_until(lambda: self._serves() or process.poll() is not None, lambda: self.output)
             if process.poll() is not None:
                 raise DemoFailedError(self.output)
         except BaseException:
@@ -156,6 +155,13 @@ class Demo:
                 received.append(data)
         return b"".join(received)
 
+    def _serves(self) -> bool:
+        """Whether it answers; its listener is open before the application is ready."""
+        try:
+            return listens(self.port) and self.read("/healthz").status_code == httpx.codes.OK
+        except httpx.TransportError:
+            return False
+
     @property
     def _log(self) -> Path:
         return self._folder / f"demo-{self.port}.log"
@@ -164,10 +170,3 @@ class Demo:
 def get(url: str, **request: Any) -> httpx.Response:
     """A GET on loopback, without the certificates, which take longer to read than most answers to come."""
     return httpx.get(url, timeout=PATIENCE, verify=False, **request)
-
-
-def _serves(client: httpx.Client) -> bool:
-    try:
-        return client.get("/healthz").status_code == httpx.codes.OK
-    except httpx.TransportError:
-        return False

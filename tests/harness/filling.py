@@ -12,7 +12,8 @@ INSERT INTO oncekey.record (
     recovery_point, response_status, response_headers, response_body, response_schema, last_error,
     created_at, last_run_at, finished_at, expires_at)
 SELECT
-    'shop|tenant-' || mod(n, 1000), md5(n::text), md5('i' || n)::uuid, 'create_order', 'local', 'retry',
+    COALESCE(%(scope)s::text, 'shop|tenant-' || mod(n, %(tenants)s)), md5(n::text), md5('i' || n)::uuid,
+    'create_order', 'local', 'retry',
     'POST', '/orders',
     'jcs1:sha256:' || repeat('5c', 32), decode(repeat('00', 32), 'hex'),
     made.state, CASE WHEN made.state = 'completed' THEN 'success' END, true, 1, 2,
@@ -38,10 +39,20 @@ ON CONFLICT DO NOTHING
 """
 
 
-def fill_postgres(connection: Any, first: int, last: int, *, age: int = 0, finished: bool = False) -> None:
+def fill_postgres(
+    connection: Any,
+    first: int,
+    last: int,
+    *,
+    age: int = 0,
+    finished: bool = False,
+    tenants: int = 1000,
+    scope: str | None = None,
+) -> None:
     """Records number `first` to `last`, begun within the day before `age` microseconds ago, in all states or finished.
 
-    One in a thousand is in progress or unknown, one in a hundred is retryable, all others are completed.
+    Two in a thousand are in progress, two unknown, one in a hundred is retryable, all others are completed. They
+    belong to so many tenants, or to one scope.
     """
     now = time.time_ns() // 1000
     for start in range(first, last + 1, 500_000):
@@ -51,6 +62,8 @@ def fill_postgres(connection: Any, first: int, last: int, *, age: int = 0, finis
             "now": now,
             "age": age,
             "finished": finished,
+            "tenants": tenants,
+            "scope": scope,
         }
         connection.execute(POSTGRES, given)
         connection.execute(DOUBTED, given)
@@ -78,11 +91,15 @@ BESIDE = {
     " position, state, attempts, fence, due_at, created_at)": (
         "md5(n::text)::uuid, 't', 'a', 't', '{}', 'emit', 's', 'k', md5(n::text)::uuid, 'dk', 0, 'ready', 0, 0, n, n"
     ),
+    "dead_letter (id, aggregatetype, aggregateid, type, payload, kind, scope, key, incarnation, downstream_key,"
+    " position, attempts, fence, created_at, last_error, died_at)": (
+        "md5('d' || n)::uuid, 't', 'a', 't', '{}', 'emit', 's', 'k', md5('d' || n)::uuid, 'dk', 0, 8, 1, n, 'e', n"
+    ),
 }
 
 
 def fill_beside(connection: Any, rows: int, *, mixed: bool = True) -> None:
-    """So many lines of the audit, parcels, calls and evidence; `mixed` makes some records expired and pending, too."""
+    """So many rows of the other tables; `mixed` makes some records expired and pending, too."""
     for said in MIXED if mixed else ():
         connection.execute(said)
     for table, values in BESIDE.items():

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from oncekey.core.flow import Mode, adrive, drive
+from oncekey.core.flow import adrive, drive
 from oncekey.engine import request
-from oncekey.stores.statements import execute
 from oncekey.stores.worker_rows import held_of
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 def find_parcel(outbox: OutboxStore, parcel_id: UUID) -> Flow[HeldParcel | None]:
     """A parcel as it is in the outbox; one without a holder has no lease."""
-    rows = yield from execute(outbox._one("find_parcel", {"id": str(parcel_id)}, Mode.READ))
+    rows = yield from outbox._statements.read("find_parcel", {"id": str(parcel_id)})
     return held_of(rows[0], None) if rows else None
 
 

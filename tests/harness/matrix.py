@@ -41,7 +41,7 @@ LACKS: Final = "contract lacks"
 
 def families() -> dict[str, frozenset[str]]:
     """The scenarios of the contract, by the class that they are written in."""
-    from oncekey.testing.contract import StoreContract  # not before pytest knows whose assertions it explains
+    from oncekey_contract import StoreContract  # not before pytest knows whose assertions it explains
 
     found = {
         family.__name__: frozenset(name for name in vars(family) if name.startswith("test_"))

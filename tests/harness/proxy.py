@@ -34,7 +34,7 @@ class Proxy:
         self._target = (host, port)
         self._losses: list[_Loss] = []
         self._links: set[Link[_Loss]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._delay = 0.0
         self._passing = asyncio.Event()
         self._server: asyncio.Server | None = None
@@ -137,15 +137,18 @@ class Proxy:
     async def _close(self) -> None:
         await self._shut()
         await self._cut()
-        for task in self._tasks:
+        relays = dict(self._tasks)
+        for task in relays:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*relays, return_exceptions=True)
+        for to_client in relays.values():
+            to_client.transport.abort()  # a relay that was not connected yet has closed nothing
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         task = self._loop.create_task(self._relay(reader, writer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = writer
+        task.add_done_callback(self._tasks.pop)
 
     async def _relay(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         try:

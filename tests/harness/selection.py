@@ -100,7 +100,7 @@ TABLE: Final[tuple[tuple[str, Part | None], ...]] = (
     ("local/test_sqlite_locks.py", OURS),
     ("phased/test_interrupted_steps.py", Part(but=r"\[.*(?:psycopg|def-)")),
     ("phased/*", ASYNCPG),
-    ("outbox/test_accepted.py", Part(only=r"\[(?:sqlite-|asyncpg-.*http)")),
+    ("outbox/test_accepted.py", Part(only=r"\[(?:sqlite|asyncpg)-")),
     ("outbox/test_crashes.py", OURS),
     ("outbox/test_deferred.py", OURS),
     ("outbox/test_parcels.py", OURS),

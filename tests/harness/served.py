@@ -18,7 +18,7 @@ class Served:
     def __init__(self, app: Any, **options: Any) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_level="critical", **options))
+        self._server = uvicorn.Server(uvicorn.Config(app, **{"lifespan": "on", "log_level": "critical", **options}))
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
 
     def __enter__(self) -> Self:

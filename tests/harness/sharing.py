@@ -37,6 +37,7 @@ TOGETHER = {
             "tests/drivers/postgres/test_standby.py",
             "tests/ended/test_ended.py",
             "tests/meta/test_wheel.py",
+            "tests/outbox/test_accepted.py",
             "tests/peers/test_judged.py",
             "tests/reconcile/test_plans.py",
             "tests/skins/test_skins.py",
@@ -46,6 +47,7 @@ TOGETHER = {
 }
 _PARTS = {
     "tests/ended/test_ended.py": re.compile(r"\[([a-z-]+)-(?:local|phased|outbox)-"),
+    "tests/outbox/test_accepted.py": re.compile(r"\[([a-z-]+)-[a-z]+\]"),
     "tests/proof/test_real_processes.py": re.compile(r"\[(sqlite|postgresql)"),
     "tests/skins/test_skins.py": re.compile(r"\[([a-z-]+-(?:sqlite|postgresql))"),
 }

@@ -35,7 +35,7 @@ UNMUTATED: Final[Mapping[str, str]] = {
     "*: clock.lazy = 'off'": _LAZY,
     **{
         f"{name}: {record}state = 'in_progress'": _LEASED
-        for name in ("take_over", "doubt", "sweep_retryable")
+        for name in ("take_over", "mark_unknown", "sweep_retryable")
         for record in ("", "record.")
     },
     "stale: record.state = 'in_progress'": _LEASED,
@@ -74,6 +74,6 @@ UNMUTATED: Final[Mapping[str, str]] = {
 
 VERSIONED: Final = (
     "lock_request_2(): current_setting ('server_version_num')::integer >= 170000",
-    "enter(): (CASE WHEN current_setting ('server_version_num')::integer < 170000*",
+    "enter_2(): (CASE WHEN current_setting ('server_version_num')::integer < 170000*",
 )
 """Guards that ask for PostgreSQL 17, which has `transaction_timeout`: the server decides whose mutants live."""

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -21,7 +20,7 @@ import pymysql
 from harness.demo import Demo
 from harness.pages import ROOT, Block, Page
 from harness.patience import PATIENCE, wait_until
-from harness.ports import free_port
+from harness.ports import free_port, listens
 from harness.valkeys import StoringValkey
 from oncekey.databases.mariadb.address import MariadbAddress
 
@@ -163,8 +162,7 @@ class Walkthrough:
     # The special lines.
 
     def serve_demo(self, line: str) -> None:
-        """`make run`: the demo as the Makefile starts it; a second time is a crash and a restart."""
-        self.check_target(line)
+        """`oncekey-demo`, or `make run`, which starts it; a second time is a crash and a restart."""
         assert re.search(r"^run:.*\n\t\$\(VENV\)/bin/oncekey-demo \$\(ARGS\)$", _makefile(), re.MULTILINE)
         if self._demo is None:
             self._demo = Demo(self._folder, *shlex.split(" ".join(re.findall(r'ARGS="([^"]*)"', line))))
@@ -227,7 +225,7 @@ class Walkthrough:
             process = subprocess.Popen(command, cwd=self._folder, stdout=output, stderr=output, env=environment)
         self._servers[port] = process
         wait_until(
-            lambda: _listens(int(port)) or process.poll() is not None,
+            lambda: listens(int(port)) or process.poll() is not None,
             lambda: f"{line} does not listen:\n{log.read_text()}",
         )
         assert process.poll() is None, f"{line} ended:\n{log.read_text()}"
@@ -240,7 +238,7 @@ class Walkthrough:
 
 
 SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] = (
-    (re.compile(r"make run(?: ARGS=\"[^\"]*\")?"), Walkthrough.serve_demo),
+    (re.compile(r"oncekey-demo|make run(?: ARGS=\"[^\"]*\")?"), Walkthrough.serve_demo),
     (re.compile(r"make (?:install|test|check|bench|help)"), Walkthrough.check_target),
     (re.compile(r"pip install '?oncekey(?:-[a-z]+)?(?:\[[\w,]+\])?'?(?: [a-z]+)*"), Walkthrough.check_extras),
     (re.compile(r"createdb \w+"), Walkthrough.create_database),
@@ -287,8 +285,3 @@ def _extras(distribution: str) -> dict[str, object]:
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     extras: dict[str, object] = project.get("optional-dependencies", {})
     return extras
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -54,7 +54,7 @@ def test_every_panel_has_a_number_a_place_and_the_chosen_source(board: dict[str,
 
 def test_its_rows_answer_what_one_asks_at_night(board: dict[str, Any]) -> None:
     rows = [panel["title"] for panel in board["panels"] if panel["type"] == "row"]
-    assert rows == ["Now", "Requests", "Latency", "Store", "What waits", "Workers", "Tenants"]
+    assert rows == ["Current state", "Requests", "Latency", "Store", "Pending work", "Workers", "Tenants"]
     asked = " ".join(queries(board))
     for name in exported():
         if not name.endswith(("_sum", "_bucket", "_count")) or name.endswith("_bucket"):

@@ -1,4 +1,4 @@
-"""The runbooks: one for each alert, all of one shape, and every command in them works on a store with such trouble."""
+"""The runbooks: a section for each alert, all of one shape; every command works on a store with such trouble."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from oncekey.testing.claims import a_claim, answered
 
 INDEX = ROOT / "docs" / "runbooks" / "README.md"
 BOOKS = [page for page in pages("docs/runbooks/*.md") if page.path != INDEX]
-HEADINGS = ["What it means", "What users feel", "Look first", "Do", "It is over when", "Never"]
+HEADINGS = ["Meaning", "Impact", "Diagnose", "Fix", "Resolved when", "Never"]
 TENANT = "acme"
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
 
@@ -82,38 +82,45 @@ def _alerts() -> dict[str, dict[str, str]]:
     return {rule["alert"]: rule["annotations"] | rule["labels"] for rule in rules}
 
 
-def _named(alert: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", alert.removeprefix("Oncekey")).lower()
+def _sections(page: Page) -> dict[str, str]:
+    """The part of the page for each alert."""
+    _, *parts = re.split(r"^## (.+)$", page.text, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
-def test_every_alert_has_its_page_and_links_there() -> None:
-    alerts = _alerts()
-    assert {page.path.stem for page in BOOKS} == {_named(alert) for alert in alerts}
-    for alert, said in alerts.items():
-        assert said["runbook_url"] == f"{REPOSITORY}/blob/main/docs/runbooks/{_named(alert)}.md"
+def _place(page: Page, alert: str) -> str:
+    return f"{page.path.name}#{alert.lower()}"
+
+
+def test_every_alert_has_a_section_and_links_to_it() -> None:
+    places = {alert: _place(page, alert) for page in BOOKS for alert in _sections(page)}
+    assert {alert: said["runbook_url"] for alert, said in _alerts().items()} == {
+        alert: f"{REPOSITORY}/blob/main/docs/runbooks/{place}" for alert, place in places.items()
+    }
+    assert sum(len(_sections(page)) for page in BOOKS) == len(places)
 
 
 @pytest.mark.parametrize("page", BOOKS, ids=lambda page: page.path.stem)
-def test_every_page_has_the_same_parts_in_the_same_order(page: Page) -> None:
-    (title,) = re.findall(r"^# (.+)$", page.text, re.MULTILINE)
-    assert _named(title) == page.path.stem
-    assert re.findall(r"^## (.+)$", page.text, re.MULTILINE) == HEADINGS
-    assert all(part.strip() for part in re.split(r"^## .+$", page.text, flags=re.MULTILINE)[1:])
+def test_every_section_has_the_same_parts_in_the_same_order(page: Page) -> None:
+    assert len(re.findall(r"^# Runbook: .+$", page.text, re.MULTILINE)) == 1
+    for section in _sections(page).values():
+        assert re.findall(r"^### (.+)$", section, re.MULTILINE) == HEADINGS
+        assert all(part.strip() for part in re.split(r"^### .+$", section, flags=re.MULTILINE)[1:])
 
 
-def test_the_list_tells_of_every_alert_how_bad_it_is() -> None:
-    listed = re.findall(r"^\| \[(\w+)\]\(([\w-]+)\.md\) \| (\w+) \|", INDEX.read_text(), re.MULTILINE)
+def test_the_list_names_the_severity_of_every_alert() -> None:
+    listed = re.findall(r"^\| \[(\w+)\]\(([\w-]+\.md#\w+)\) \| (\w+) \|", INDEX.read_text(), re.MULTILINE)
     wakes = {"page": "critical", "ticket": "warning"}
     assert {name: wakes[severity] for name, _, severity in listed} == {
         name: said["severity"] for name, said in _alerts().items()
     }
-    assert all(_named(name) == file for name, file, _ in listed)
+    assert {place for _, place, _ in listed} == {_place(page, alert) for page in BOOKS for alert in _sections(page)}
 
 
 @pytest.mark.parametrize("page", [*BOOKS, Page(INDEX)], ids=lambda page: page.path.stem)
 def test_a_page_names_only_what_there_is(page: Page) -> None:
     # It is read without the rest of the documentation, so it leads to other runbooks only.
-    assert all(re.fullmatch(r"[\w-]+\.md", link) for link in page.links())
+    assert all(re.fullmatch(r"([\w-]+\.md)?(#\w+)?", link) for link in page.links())
     assert names_in(page.text) <= set(exported())
     for unit in re.findall(r"(?:-u|restart) (oncekey-[\w-]+)", page.text):
         assert f"systemd/{unit}.service" in UNITS
@@ -121,6 +128,14 @@ def test_a_page_names_only_what_there_is(page: Page) -> None:
         assert f"kind: Deployment\nmetadata:\n  name: {deployment}\n" in FILES[MANIFESTS[0]]
     for panel in re.findall(r"dashboard's (?:row )?\"([^\"]+)\"", page.text):
         assert f'"title": "{panel}"' in FILES[DASHBOARD]
+
+
+def test_a_page_quotes_what_is_printed_or_logged() -> None:
+    source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    quoted = {text for page in BOOKS for text in re.findall(r"`([a-z]+:? [a-z :]+)`", page.text)}
+    quoted -= {text for text in quoted if text.startswith("oncekey ")}
+    assert len(quoted) > 6
+    assert sorted(text for text in quoted if text not in source) == []
 
 
 # The commands

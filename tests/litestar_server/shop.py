@@ -68,11 +68,11 @@ class Shop:
     async def phased(self, op: Operation[Any], order: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """Order, draw, charge, mark as paid."""
         self.runs.append("phased")
-        item = await op.phase("ordered", lambda connection: self.insert(connection, order["item"]))
+        item = await op.phase("ordered", self.insert, order["item"])
         drawn = await op.value("drawn", lambda: uuid.uuid4().hex)
         charge = await op.call("charge", self._charge, repeatable=False)
         await self._does(order)
-        await op.phase("paid", lambda connection: self.insert(connection, f"{item} paid"))
+        await op.phase("paid", self.insert, f"{item} paid")
         return {"drawn": drawn, "charge": charge, "attempt": op.attempt}, 201
 
     async def outbox(self, op: Operation[Any], order: dict[str, Any]) -> tuple[None, int]:

@@ -34,7 +34,7 @@ from oncekey.frameworks.openapi import document_of
 from oncekey.frameworks.resuming import resumed_as
 from oncekey.litestar import OncePlugin
 from oncekey.once import Once
-from oncekey.once.surveying import survey
+from oncekey.once.route_report import route_lines
 from oncekey.workers.completer import Completer
 from wsgi.shop import TABLE, execute, send
 
@@ -220,7 +220,7 @@ async def test_all_other_middleware_is_fresh_on_every_replay(shop: Shop) -> None
     for name in ("x-app", "x-router", "x-controller", "x-handler"):
         assert int(again.all(name)[0]) > int(first.all(name)[0])
         assert len(again.all(name)) == 1
-    assert [line.path for line in survey([once], once.served)] == ["/v1/orders/{number}"]
+    assert [line.path for line in route_lines([once], once.served)] == ["/v1/orders/{number}"]
 
 
 @pytest.mark.filterwarnings("ignore:Use of a synchronous callable")
@@ -497,7 +497,7 @@ async def test_a_cached_route_is_refused(shop: Shop) -> None:
     @shop.once.protect(effects=LOCAL)
     async def create() -> None: ...
 
-    await refused(shop.app(look, create), r"create has cache=\.\.\., and Litestar would answer from its cache")
+    await refused(shop.app(look, create), r"create has cache=\.\.\., so Litestar would respond from its cache")
 
 
 async def test_server_sent_events_are_refused(shop: Shop) -> None:
@@ -506,7 +506,7 @@ async def test_server_sent_events_are_refused(shop: Shop) -> None:
     async def events() -> ServerSentEvent:
         return ServerSentEvent("one")
 
-    await refused(shop.app(events), r"events answers with server-sent events, which cannot be stored")
+    await refused(shop.app(events), r"events returns server-sent events, which cannot be stored")
 
 
 async def test_a_protection_that_is_not_served_is_refused(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -523,7 +523,7 @@ async def test_a_protection_that_is_not_served_is_refused(shop: Shop, caplog: py
     @shop.once.protect(effects=LOCAL)
     async def nowhere() -> None: ...
 
-    await refused(shop.app(create), r"create is served at /orders, and the Once that protects it is not installed")
+    await refused(shop.app(create), r"create is served at /orders, but the Once that protects it is not installed")
     lonely = Shop(Path(shop.url.removeprefix("sqlite:///")).parent)
     lonely.once.protect(effects=LOCAL)(nowhere.__wrapped__)  # type: ignore[attr-defined]
     with caplog.at_level(logging.WARNING):
@@ -555,7 +555,7 @@ def test_the_wrong_order_a_generator_and_no_tenant_are_refused(shop: Shop) -> No
         async def pieces() -> AsyncIterator[bytes]:
             yield b""
 
-    with pytest.raises(ConfigurationError, match="needs to know whose key it is"):
+    with pytest.raises(ConfigurationError, match="is missing its tenant"):
         OncePlugin(shop.once, tenant=None)  # type: ignore[arg-type]
 
 

@@ -253,11 +253,11 @@ async def test_a_server_that_was_demoted_is_left(empty_either, either_server, wa
     seen = [await connection()]
     either_server.say("SET GLOBAL read_only = 1")
     try:
-        with pytest.raises(StoreUnavailableError, match="only reads"):
+        with pytest.raises(StoreUnavailableError, match="is read-only"):
             await done(driver.run(Transaction("touch", Mode.SINGLE, lambda: (yield Statement("touch", TOUCH)))))
         seen.append(await connection())
         tx = await done(driver.begin())
-        with pytest.raises(StoreUnavailableError, match="only reads"):
+        with pytest.raises(StoreUnavailableError, match="is read-only"):
             await done(tx.run(STORE.locks.locking(lock_for(a_claim("demoted")), a_claim("demoted"))))
         await done(tx.rollback())
         seen.append(await connection())

@@ -254,7 +254,7 @@ async def test_the_record_can_be_said_with_its_commit(path: Path, module: Module
         with pytest.raises(TransactionControlError):
             await tx.commit_with(Statement("late", "SELECT 1"))
         await tx.rollback()
-        assert not at.driver.crowded
+        assert not at.driver.is_full
 
 
 async def test_what_fails_with_its_commit_leaves_nothing_open(path: Path, module: ModuleType) -> None:
@@ -264,10 +264,10 @@ async def test_what_fails_with_its_commit_leaves_nothing_open(path: Path, module
         await tx.connection.execute(INSERT, ("x",))
         with pytest.raises(StoreError):
             await tx.commit_with(Statement("wrong", "INSERT INTO nowhere VALUES (1)"))
-        assert (at.effects, at.driver.crowded) == (0, False)
+        assert (at.effects, at.driver.is_full) == (0, False)
         with pytest.raises(StoreError):
             await at.driver.begin_with(wrong())
-        assert not at.driver.crowded
+        assert not at.driver.is_full
         assert isinstance(await at.look(claim), LockHeld)
 
 
@@ -287,7 +287,7 @@ async def test_a_cancelled_statement_is_not_committed_with_anything(path: Path, 
         gate.set()
         with pytest.raises(RolledBackError):
             await folded_last(at, tx)
-        assert (at.rows(), at.driver.crowded) == ([], False)
+        assert (at.rows(), at.driver.is_full) == ([], False)
 
 
 async def folded_last(at: Desk, tx: Any) -> Any:
@@ -305,7 +305,7 @@ async def test_who_only_asks_proves_nothing_against_another_body(path: Path, mod
         other = again(claim, fingerprint=OTHER_FINGERPRINT)
         queueing = asyncio.create_task(at.enter(claim))
         await asyncio.sleep(0)
-        assert at.driver.crowded
+        assert at.driver.is_full
         assert (await at.glance(again(claim)), await at.glance(other)) == (local.BUSY, local.BUSY)
         queueing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -326,7 +326,7 @@ async def test_a_stored_answer_waits_for_no_process(path: Path, module: ModuleTy
         assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
         with pytest.raises(StoreBusyError):
             await at.enter(a_claim())
-        assert not at.driver.crowded
+        assert not at.driver.is_full
         stranger.execute("ROLLBACK")
         assert isinstance(await at.look(a_claim()), LockHeld)
 
@@ -344,7 +344,7 @@ async def test_a_stored_answer_waits_for_no_handler(path: Path, module: ModuleTy
         assert isinstance(local.enter(look, claim, Policy()), Replay)
         blocking.close()
         await holder.rollback()
-        assert not at.driver.crowded
+        assert not at.driver.is_full
 
 
 async def test_who_looked_before_its_turn_looks_again_in_it(path: Path, module: ModuleType) -> None:  # L1
@@ -410,17 +410,17 @@ async def test_all_drivers_of_a_process_share_the_writer(path: Path, module: Mod
     async with desk(path, module) as at:
         claim = a_claim()
         _, tx = await at.enter(claim)
-        assert (blocking.crowded, blocking.writer.holder(lock_for(claim))) == (True, Holder.SOMEBODY)
+        assert (blocking.is_full, blocking.writer.holder(lock_for(claim))) == (True, Holder.SOMEBODY)
         with pytest.raises(StoreBusyError, match="of this process"):
             blocking.begin().run(store.locks.locking(lock_for(a_claim()), a_claim()))
         await tx.rollback()
 
         theirs = blocking.begin()
         theirs.run(store.locks.locking(lock_for(claim), claim))
-        assert at.driver.crowded
+        assert at.driver.is_full
         assert await at.glance(again(claim, fingerprint=OTHER_FINGERPRINT)) == local.TAKEN
         theirs.rollback()
-        assert (at.driver.crowded, await at.glance(again(claim))) == (False, None)
+        assert (at.driver.is_full, await at.glance(again(claim))) == (False, None)
     blocking.close()
 
 
@@ -434,7 +434,7 @@ async def test_a_lost_commit_is_looked_for_under_the_lock(path: Path, module: Mo
         assert await became() == UNAVAILABLE
         await at.finish(claim, *await at.enter(claim))
         assert isinstance(await became(), Replay)
-        assert not at.driver.crowded
+        assert not at.driver.is_full
 
 
 async def test_a_final_no_is_stored_alone(path: Path, module: ModuleType) -> None:  # L6
@@ -451,7 +451,7 @@ def test_a_transaction_that_everybody_lost_sight_of_gives_the_turn_back(path: Pa
     tx.connection.execute(INSERT, ("x",))
     del tx
     gc.collect()
-    assert not driver.crowded
+    assert not driver.is_full
     driver.begin().connection.execute(INSERT, ("y",))
     gc.collect()
     driver.close()

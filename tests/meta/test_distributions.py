@@ -20,7 +20,9 @@ import pytest
 from client.scripted import DROP, ScriptedServer, answer
 from conformance.shop import Shop
 from harness.alone import PROJECTS, ROOT, add, applies, built, installed, requirements
+from harness.pages import Page
 from harness.patience import PATIENCE
+from harness.walkthrough import Walkthrough
 from oncekey_client import Journal
 from oncekey_client.exchange import Call
 
@@ -28,6 +30,7 @@ PACKAGES = sorted(set(PROJECTS) - {"oncekey"})
 NEEDS = {
     "oncekey-check": set(),
     "oncekey-client": set(),
+    "oncekey-contract": {"oncekey"},
     "oncekey-demo": {"oncekey", "httptools", "uvicorn", "uvloop"},
 }
 """What the base install of each brings."""
@@ -67,6 +70,12 @@ def test_all_have_one_version_and_one_licence(name: str) -> None:
     assert (PROJECTS[name] / "LICENSE").read_text() == (ROOT / "LICENSE").read_text()
 
 
+def test_the_changelog_begins_with_this_version() -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = [heading for heading in headings if heading != "[Unreleased]"]
+    assert re.fullmatch(rf"\[{re.escape(_project('oncekey')['version'])}\] - \d{{4}}-\d\d-\d\d", released[0])
+
+
 @pytest.mark.parametrize("name", PACKAGES)
 def test_every_file_of_the_package_is_in_the_wheel_and_no_other(name: str, wheels: Mapping[str, Path]) -> None:
     source = PROJECTS[name] / "src"
@@ -103,6 +112,24 @@ def test_the_modules_import_nothing_but_the_standard_library(name: str, wheels: 
 def _finds(module: str, programs: Path) -> bool:
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     return subprocess.run([programs / "python", "-I", "-c", code], check=False).returncode == 0
+
+
+# oncekey
+
+
+def test_the_library_alone_runs_the_program_of_its_readme(
+    wheels: Mapping[str, Path], tmp_path: Path, postgres_dsn: str
+) -> None:
+    readme = Page(ROOT / "README.md")
+    told = re.search(r"^pip install (.+)$", readme.text, re.MULTILINE)
+    assert told is not None
+    programs = installed(told[1].replace("'", ""), wheels, tmp_path / "alone")
+    (tmp_path / "shop").mkdir()
+    with Walkthrough(readme, tmp_path / "shop", lambda: postgres_dsn, python=str(programs / "python")) as walkthrough:
+        walkthrough.walk("Quick start")
+    assert not any(
+        _finds(module, programs) for module in ("oncekey_check", "oncekey_client", "oncekey_demo", "psycopg")
+    )
 
 
 # oncekey-check
@@ -192,7 +219,30 @@ def test_the_program_of_the_client_needs_its_extra(wheels: Mapping[str, Path], t
     programs = installed("oncekey-client", wheels, tmp_path / "base")
     without = subprocess.run([programs / "oncekey-client"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (without.returncode, without.stdout) == (2, "")
-    assert without.stderr == "the program oncekey-client needs one more package: pip install 'oncekey-client[cli]'\n"
+    assert without.stderr == "oncekey-client needs another package: pip install 'oncekey-client[cli]'\n"
+
+
+# oncekey-contract
+
+
+def test_the_guide_to_writing_a_store_works_with_what_it_installs(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+    page = Page(ROOT / "docs/howto/write-a-store.md")
+    install, copy, run = (line.split() for block in page.blocks("sh") for line in block.text.splitlines())
+    assert install[:2] == ["pip", "install"]
+    programs = installed(" ".join(install[2:]), wheels, tmp_path / "alone")
+    (test,) = page.blocks("python")
+    (tmp_path / run[1]).write_text(test.text)
+    example = (ROOT / copy[1]).read_text()
+    (tmp_path / "sqlite_cells.py").write_text(example)
+    command = (programs / "python", "-m", *run, "-q")
+    printed = _run(*command, cwd=tmp_path)
+    passed = re.search(r"^(\d+) passed in", printed, re.MULTILINE)
+    assert passed is not None
+    assert int(passed[1]) > 100
+    # The same store without a comparison of versions is refused.
+    (tmp_path / "sqlite_cells.py").write_text(example.replace(" AND version = :seen_version", ""))
+    broken = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (broken.returncode, "failed" in broken.stdout.splitlines()[-1]) == (1, True)
 
 
 # oncekey-demo

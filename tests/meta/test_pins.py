@@ -19,7 +19,7 @@ _ORIGIN = re.compile(
 )
 
 
-# The demo needs the library, which is installed from its folder.
+# The demo and the contract need the library, which is installed from its folder.
 _LEFT_OUT = "\n# The following packages were excluded from the output:\n# oncekey\n"
 
 
@@ -89,7 +89,7 @@ def _promised() -> list[tuple[str, str]]:
         project = tomllib.loads(file.read_text())["project"]
         wanted += project["dependencies"]
         wanted += [wish for wishes in project.get("optional-dependencies", {}).values() for wish in wishes]
-    wanted = [wish for wish in wanted if not wish.startswith("oncekey[")]
+    wanted = [wish for wish in wanted if not re.match(r"oncekey[\[=]", wish)]
     found = [re.match(r"([a-z0-9-]+)(?:\[\w+\])?>=([\d.]+)", wish) for wish in wanted]
     assert all(found), wanted
     return [(one[1], one[2]) for one in found if one is not None]

@@ -27,17 +27,17 @@ PAGES = {
     ),
     183: (
         "docs/howto/redis.md",
-        "| a restart without `appendonly` | all since the last snapshot |",
-        "| a fail-over without `wait` | what the replica had not received",
-        "| a fail-over with `wait=1`, several replicas | what the promoted one had not received",
+        "| a restart without `appendonly` | everything since the last snapshot |",
+        "| a failover without `wait` | writes that the replica had not received",
+        "| a failover with `wait=1`, several replicas | writes that the promoted replica had not received",
         "| a partition with a primary on each side (split brain) |",
     ),
     197: ("docs/explanation/security.md", "- TLS in front of the application"),
     231: (
         "docs/explanation/limits.md",
-        "## The header is no standard",
+        "## The header is not a standard",
         "Revision 07 of 15 October 2025 is the last one; it expired on 18 April 2026",
-        "Look at the draft's state before you promise conformance",
+        "Check the draft's status before you promise conformance",
     ),
     234: (
         "docs/explanation/decision-guide.md",
@@ -114,7 +114,7 @@ DIFFERENT = {
         "Nothing that a heartbeat writes is in these indexes",
         "CREATE INDEX record_running ON oncekey.record (created_at, scope, key) WHERE state = 'in_progress'",
     ),
-    218: ("docs/howto/client.md", "Answers stay until `journal.forget(key)`"),
+    218: ("docs/howto/client.md", "Responses stay until `journal.forget(key)`"),
 }
 """Requirements that oncekey deliberately does not meet as they are written, with the page that states it.
 

@@ -40,7 +40,7 @@ from oncekey.observe.events import (
     ShortLease,
     StoreFailed,
     counted,
-    telling,
+    notify_all,
 )
 from oncekey.observe.logs import JsonLines, Logs, fields_of, level_of
 from oncekey.observe.measuring import OTHERS, Tenants
@@ -208,7 +208,7 @@ def test_a_line_that_is_not_wanted_is_not_made(caplog: pytest.LogCaptureFixture)
 
 
 def test_where_nobody_observes_nobody_is_told() -> None:
-    assert telling([]) is None
+    assert notify_all([]) is None
 
 
 def test_who_observes_nothing_needs_no_package() -> None:

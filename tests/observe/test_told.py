@@ -320,7 +320,7 @@ def test_a_command_sends_what_it_counted_when_it_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("place", "why"),
-    [("nowhere:once", "--observe: there is no module nowhere"), ("json:decoder", "a Once or an observer is needed")],
+    [("nowhere:once", "--observe: the module nowhere does not exist"), ("json:decoder", "not a Once or an observer")],
 )
 def test_an_observer_that_is_none_is_said(place: str, why: str) -> None:
     result = oncekey("--observe", place, "stats", "--store", "sqlite:///none.db")

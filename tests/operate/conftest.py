@@ -12,7 +12,7 @@ from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.databases.sqlite.blocking import SqliteDriver
 from oncekey.databases.sqlite.store import SqliteStore
-from oncekey.testing.contract.world import blocking, under_asyncio
+from oncekey_contract.world import blocking, under_asyncio
 
 
 @pytest.fixture(scope="session")

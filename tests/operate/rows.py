@@ -31,7 +31,7 @@ from oncekey.core.model import (
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.stores.rows import COLUMNS, WORK, headers_text, memo_text
 from oncekey.testing.claims import START
-from oncekey.testing.contract.world import World
+from oncekey_contract.world import World
 
 NOW = START
 MEMO = (MemoEntry("order_created", EntryKind.PHASE, '"o_1"'),)
@@ -133,18 +133,30 @@ def copy_of(row: Record) -> Record:
     return replace(row, id=_another(row), incarnation=uuid.uuid4())
 
 
-def write(world: World, row: Record, *parcels: Parcel, dead: bool = True, held_until: int | None = None) -> Record:
+def write(
+    world: World,
+    row: Record,
+    *parcels: Parcel,
+    dead: bool = True,
+    held_until: int | None = None,
+    error: str = "call_uncertain",
+) -> Record:
     """Put a row into the store as it is, with parcels in the outbox or among the dead letters."""
     _say(world, _insert(world), {**_columns(row), "now": None})
     if parcels:
         world.go(_alone(Transaction("put", Mode.ATOMIC, lambda: world.store.outbox.putting(parcels))))
     for parcel in parcels:
-        if held_until is not None or dead:
-            _say(world, _hold(world), {"id": str(parcel.id), "until": held_until or NOW, "now": None})
-        if dead and held_until is None:
-            held = HeldParcel(parcel, 1, 1, NOW, NOW)
-            assert world.go(world.store.outbox.bury(held, "call_uncertain"))
+        if held_until is not None:
+            _say(world, _hold(world), {"id": str(parcel.id), "until": held_until, "now": None})
+        elif dead:
+            bury(world, parcel, error)
     return row
+
+
+def bury(world: World, parcel: Parcel, error: str = "call_uncertain") -> None:
+    """Make a parcel of the outbox a dead letter."""
+    _say(world, _hold(world), {"id": str(parcel.id), "until": NOW, "now": None})
+    assert world.go(world.store.outbox.bury(HeldParcel(parcel, 1, 1, NOW, NOW), error))
 
 
 def a_parcel(row: Record, kind: ParcelKind = ParcelKind.DEFER) -> Parcel:

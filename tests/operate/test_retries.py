@@ -103,7 +103,7 @@ def test_resolved_is_replayed_even_long_after_its_time(world):
     assert isinstance(ruled, Replay)
     assert ruled.record.response == YES.response
     assert ruled.record.expires_at == world.clock() + row.ttl
-    assert "stored answer (201)" in prospect(done.snapshot.record, done.snapshot.now)
+    assert "stored response (201)" in prospect(done.snapshot.record, done.snapshot.now)
 
 
 def test_the_result_of_a_phase_lets_the_handler_go_on(world):

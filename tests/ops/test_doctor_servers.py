@@ -19,13 +19,13 @@ def found(**changes: str) -> list[tuple[Level, str]]:
 
 
 def test_a_sound_server() -> None:
-    assert found() == [(Level.OK, "10.11.9-MariaDB flushes what it commits")]
-    assert found(wsrep_on="ON", wsrep_cluster_size="1") == [(Level.OK, "10.11.9-MariaDB flushes what it commits")]
+    assert found() == [(Level.OK, "10.11.9-MariaDB flushes each commit to disk")]
+    assert found(wsrep_on="ON", wsrep_cluster_size="1") == [(Level.OK, "10.11.9-MariaDB flushes each commit to disk")]
 
 
 @pytest.mark.parametrize("version", ["10.6.0-MariaDB-log", "11.8.2-MariaDB", "8.0.16", "8.0.mysql_aurora.3.05", "9.7"])
 def test_versions_that_will_do(version: str) -> None:
-    assert found(version=version) == [(Level.OK, f"{version} flushes what it commits")]
+    assert found(version=version) == [(Level.OK, f"{version} flushes each commit to disk")]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from oncekey.databases.sqlalchemy.asynchronous import SqlalchemyDriver
 from oncekey.databases.sqlalchemy.mariadb import SqlalchemyMariadbDriver
 from oncekey.databases.sqlite.blocking import SqliteDriver
 from oncekey.databases.sqlite.store import SqliteStore
-from oncekey.testing.contract.world import blocking, under_asyncio
+from oncekey_contract.world import blocking, under_asyncio
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from oncekey.core.model import (
     State,
 )
 from oncekey.testing.claims import a_claim
-from oncekey.testing.contract.world import World
+from oncekey_contract.world import World
 
 LEASE = 60 * SECOND
 DIGEST = "d1"

@@ -142,22 +142,16 @@ def bookings(shared: Bookings) -> Bookings:
     return shared
 
 
-PAIRS = [
-    pytest.param(
-        kind,
-        step,
-        ("http", "inbox")[(which + number) % 2],
-        id=f"{kind}-{step}-{('http', 'inbox')[(which + number) % 2]}",
-    )
-    for which, kind in enumerate(KINDS)
-    for number, step in enumerate(STEPS)
-]
-"""Every kind with every step, and both ways with every kind and every step."""
+def way_of(kind: str, step: str) -> str:
+    """Both ways, with every kind and with every step."""
+    return ("http", "inbox")[([*KINDS].index(kind) + STEPS.index(step)) % 2]
 
 
-@pytest.mark.parametrize(("shared", "step", "way"), PAIRS, indirect=["shared"])
-def test_what_is_accepted_is_committed_and_done(bookings: Bookings, step: str, way: str) -> None:
-    key = uuid.uuid4().hex
+# Two decorators: in one, pytest would give `shared` the scope of `step`, so a process and a database for each test.
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("shared", KINDS, indirect=True)
+def test_what_is_accepted_is_committed_and_done(bookings: Bookings, step: str) -> None:
+    key, way = uuid.uuid4().hex, way_of(bookings.kind, step)
     bookings.dies(way, key, step)
     claimed = bookings.is_claimed(key)
 

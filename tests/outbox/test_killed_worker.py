@@ -15,7 +15,7 @@ import psycopg
 from harness.patience import PATIENCE
 from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 from oncekey.databases.postgres.store import PostgresStore
-from oncekey.testing.contract.world import blocking
+from oncekey_contract.world import blocking
 from outbox.sending import Post
 
 WORKER = Path(__file__).with_name("killed_worker.py")

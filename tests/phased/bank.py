@@ -233,7 +233,7 @@ class Process:
                 return await op.phase(step.name, write)
             case Call():
 
-                async def charge(key: str) -> Any:
+                async def charge(*, key: str) -> Any:
                     await self.reach(f"before {step.name}")
                     charged = self.bank.provider.charge(key, step.amount)
                     await self.reach(f"after {step.name}")
@@ -264,7 +264,7 @@ class Process:
                 return op.phase(step.name, write)
             case Call():
 
-                def charge(key: str) -> Any:
+                def charge(*, key: str) -> Any:
                     self.reach_blocking(f"before {step.name}")
                     charged = self.bank.provider.charge(key, step.amount)
                     self.reach_blocking(f"after {step.name}")

@@ -171,7 +171,10 @@ async def test_an_application_that_does_not_let_it_in_is_asked_ever_more_rarely(
             if len(asked) > before:
                 times.append(round_)
         assert times == [0, 2, 5, 10]
-        assert "has to ask oncekey.resumed_as(request), or the route says complete=False" in caplog.text
+        assert (
+            "call oncekey.resumed_as(request) in the application's authentication, or set complete=False on the route"
+            in caplog.text
+        )
         assert KEY not in caplog.text
         assert (await alive.send(headers=[CREDENTIALS[0]])).status == 201
     assert small_bank.provider.charges == 1

@@ -52,7 +52,10 @@ async def test_other_steps_run_nothing(small_bank: Bank, case: str, caplog: pyte
         assert [entry.name for entry in record.memo] == ["a", "b"]
         assert (await other.send()).code == "idempotency_outcome_unknown"
     assert (bank.effects, bank.provider.keys) == (["a", "b"], [])
-    assert "parked: replay_diverged" in caplog.text
+    missing = "'b'" if case == "the code of before" else "'a'"
+    (parked,) = [line for line in caplog.messages if "is parked: replay_diverged: " in line]
+    assert f"stored phase {missing}" in parked or f"stored step is the phase {missing}" in parked
+    assert parked.endswith("then run `oncekey keys release`")
 
 
 async def test_a_swallowed_divergence_is_one(mixed_bank: Bank) -> None:
@@ -100,7 +103,10 @@ async def test_a_recovery_point_that_nobody_wrote(mixed_bank: Bank, caplog: pyte
 
 
 REFUSED = {
-    "the same name twice": (steps(A, A), "two steps of one handler are called 'a'"),
+    "the same name twice": (
+        steps(A, A),
+        "the step name 'a' is used twice in this operation: give each step",
+    ),
     "a call inside a phase": (steps(Phase("a", inside=lambda op: Call())), "one step at a time"),
     "a phase inside a phase": (steps(Phase("a", inside=lambda op: B)), "one step at a time"),
     "no name": (steps(Phase("")), "a step's name has 1 to"),

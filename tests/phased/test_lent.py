@@ -447,7 +447,7 @@ async def test_no_connection_is_held_between_steps(shop: Shop) -> None:
     """Neither while a call is made outside, nor when another connection is needed."""
 
     async def pay(op: Operation, connection: shop.connection) -> Any:
-        async def call(_: str) -> int:
+        async def call(*, key: str) -> int:
             if isinstance(shop.database, SqliteFile):
                 return 0
             return int((await asyncio.to_thread(shop.database.execute, shop.database.held))[0][0])

@@ -152,12 +152,12 @@ async def act(process: Any, bank: Bank, order: Order, result: str | None = None)
 
 async def test_the_same_in_a_unit_test() -> None:
     op = operation()
-    charge = await op.call("charge", lambda _: {"id": "ch_1", "amount": 7}, repeatable=True, result=Charge)
+    charge = await op.call("charge", lambda key: {"id": "ch_1", "amount": 7}, repeatable=True, result=Charge)
     assert charge == Charge("ch_1", Decimal(7))
-    assert await op.resumed().call("charge", lambda _: None, repeatable=True, result=Charge) == charge
+    assert await op.resumed().call("charge", lambda key: None, repeatable=True, result=Charge) == charge
     blocking = sync_operation()
     with pytest.raises(ResultInvalidError, match=r"the result of 'charge' is not Charge: amount is missing"):
-        blocking.call("charge", lambda _: {"id": "ch_1"}, repeatable=True, result=Charge)
+        blocking.call("charge", lambda key: {"id": "ch_1"}, repeatable=True, result=Charge)
     assert blocking.steps == {"charge": {"id": "ch_1"}}
     with pytest.raises(Exception, match="parked"):
         blocking.phase("paid", lambda _: None)

@@ -76,7 +76,7 @@ MOVES = {
     ("supersede", "completed", "in_progress"),
     ("supersede", "failed_retryable", "in_progress"),
     ("supersede", "expired", "in_progress"),
-    ("doubt", "in_progress", "unknown"),
+    ("mark_unknown", "in_progress", "unknown"),
     ("settle_completed", "in_progress", "completed"),
     ("settle_completed", "unknown", "completed"),
     ("settle_completed", "failed_retryable", "completed"),
@@ -257,7 +257,7 @@ def test_fair_weather_is_uneventful() -> None:
         run = simulate(seed, scenario=calm)
         assert not run.violations
         assert {op.code for op in run.history.operations} <= usual
-        assert {write.name for write in run.history.writes}.isdisjoint({"sweep", "doubt", "settle_unknown"})
+        assert {write.name for write in run.history.writes}.isdisjoint({"sweep", "mark_unknown", "settle_unknown"})
 
 
 class TestCommandLine:

@@ -11,7 +11,7 @@ from oncekey.databases.postgres.asyncpg import AsyncpgDriver
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.databases.sqlite.blocking import SqliteDriver
 from oncekey.databases.sqlite.store import SqliteStore
-from oncekey.testing.contract.world import blocking, under_asyncio
+from oncekey_contract.world import blocking, under_asyncio
 from phased.conftest import make_bank, phased_dsn  # noqa: F401  (a fixture)
 
 

@@ -28,7 +28,7 @@ from oncekey.reconcile import (
     entries,
     read,
 )
-from oncekey.testing.contract.world import blocking
+from oncekey_contract.world import blocking
 from reconcile.doubts import CALL, announced, inline, key_of, outbox, phased, receive
 
 
@@ -143,7 +143,7 @@ def run(url, books, *options):
 
 def test_books_that_agree(shop):
     done = run(*shop)
-    assert (done.exit_code, done.stdout) == (0, "the books agree\n1 charges, 1 calls, 1 agree\n")
+    assert (done.exit_code, done.stdout) == (0, "the ledgers agree\n1 charges, 1 calls, 1 agree\n")
     assert json.loads(run(*shop, "--json").stdout)["agree"] is True
 
 

@@ -15,8 +15,8 @@ from oncekey.databases.postgres.asyncpg import AsyncpgDriver
 from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.engine import reconcile
-from oncekey.testing.contract.world import blocking
 from oncekey.workers.reconciler import Reconciler
+from oncekey_contract.world import blocking
 from reconcile.doubts import POLICY, WEBHOOK, inline, phased, report, resolving
 
 ROUNDS, ABREAST = 1000, 10

@@ -144,7 +144,7 @@ async def test_a_paused_owner_that_sends_late_is_not_overtaken(world):  # F34
     sent = []
     resolvers, _ = resolving(lambda _: Executed({"id": sent[0]}) if sent else NotExecuted())
     world.advance(6 * MINUTE)
-    assert world.go(world.store.doubt(world.record(claim.id), "in_progress_lock_expired"))
+    assert world.go(world.store.mark_unknown(world.record(claim.id), "in_progress_lock_expired"))
     reconciler = a_reconciler(world, resolvers)
     assert await reconciler.run_once() == 0
     sent.append("ch_late")  # it wakes up and sends, as late as it pleases
@@ -159,7 +159,7 @@ async def test_a_paused_owner_that_sends_late_is_not_overtaken(world):  # F34
 async def test_a_late_owner_still_counts(world):  # U2, F35
     claim, lease = announced(world)
     world.advance(6 * MINUTE)
-    assert world.go(world.store.doubt(world.record(claim.id), "in_progress_lock_expired"))
+    assert world.go(world.store.mark_unknown(world.record(claim.id), "in_progress_lock_expired"))
     memo = (MemoEntry(CALL, EntryKind.CALL, '{"id":"ch_owner"}'),)
     assert world.go(world.store.phases.result(lease, (), memo, LEASE)) is not None
     resolvers, asked = resolving(Executed({"id": "ch_resolver"}))

@@ -179,7 +179,7 @@ async def test_what_comes_later_and_says_otherwise_never_overwrites(bank, caplog
         assert (await process.send()).status == 201
         before = await bank.record()
         reply = await post(process, event_of(bank, "charge.failed", "evt_2"))
-        assert (reply.status, reply.json()["detail"]) == (200, "Kept; the record says otherwise.")
+        assert (reply.status, reply.json()["detail"]) == (200, "Stored; it contradicts the record.")
         assert await bank.record() == before
     assert evidence(bank) == [("evt_1", "settled"), ("evt_2", "contradicts")]
     assert "contradicts" in caplog.text
@@ -311,7 +311,7 @@ def event_about(key, kind):
     return {"id": f"evt_{key}", "type": kind, "charge": {"id": f"ch_{key}", "downstream_key": key}}
 
 
-SAID = {"contradicts": "Kept; the record says otherwise.", "agrees": "Known."}
+SAID = {"contradicts": "Stored; it contradicts the record.", "agrees": "Known."}
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ async def test_a_word_that_comes_while_an_inline_handler_runs_is_compared_later(
         await process.charge(402)
         assert [found for _, found in evidence(bank)] == [None]
         await reconciler_of(process.once).run_once()
-        assert [line for line in caplog.messages if "contradicts what is stored about 'charge'" in line]
+        assert [line for line in caplog.messages if "contradicts the stored outcome of 'charge'" in line]
     assert [found for _, found in evidence(bank)] == ["contradicts"]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from oncekey.databases.memory import AsyncMemoryDriver
-from oncekey.engine.actions import Call, Interrupted, Life, Sleep
+from oncekey.engine.actions import Call, Interrupted, Life, Rollback, Sleep
 from oncekey.engine.shell import AsyncEngine
 from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.stores.memory import MemoryStore
@@ -32,3 +33,64 @@ async def test_what_ends_a_process_interrupts_a_flow() -> None:
         await AsyncRuntime(AsyncEngine(MemoryStore(), AsyncMemoryDriver()), RunningWork()).drive(flow)
     assert tidied == ["up"]
     assert flow.gi_frame is None
+
+
+class Slow:
+    """A transaction whose roll-back is answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.answered = asyncio.Event()
+        self.ended = False
+
+    async def rollback(self) -> None:
+        await self.answered.wait()
+        self.ended = True
+
+
+class Left(Slow):
+    """The same of a driver that need not wait for the answer."""
+
+    def leave(self) -> None:
+        self.ended = True
+
+
+def rolled_back(tx: Slow) -> Life[str]:
+    yield Rollback(tx, wait=False)
+    return "answer"
+
+
+async def test_an_answer_does_not_wait_for_a_roll_back_and_a_stop_does() -> None:
+    work, tx = RunningWork(), Slow()
+    runtime = AsyncRuntime(AsyncEngine(MemoryStore(), AsyncMemoryDriver()), work)
+    assert await runtime.drive(rolled_back(tx)) == "answer"
+    assert not tx.ended
+    stop = asyncio.ensure_future(work.wait(10))
+    await asyncio.sleep(0)
+    tx.answered.set()
+    assert await stop
+    assert tx.ended
+
+
+async def test_a_cancelled_request_does_not_take_the_roll_back_with_it() -> None:
+    work, tx = RunningWork(), Slow()
+    runtime = AsyncRuntime(AsyncEngine(MemoryStore(), AsyncMemoryDriver()), work)
+
+    async def request() -> None:
+        await runtime.drive(rolled_back(tx))
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(request())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    tx.answered.set()
+    assert await work.wait(10)
+    assert tx.ended
+
+
+async def test_a_driver_that_need_not_wait_is_left() -> None:
+    work, tx = RunningWork(), Left()
+    runtime = AsyncRuntime(AsyncEngine(MemoryStore(), AsyncMemoryDriver()), work)
+    assert await runtime.drive(rolled_back(tx)) == "answer"
+    assert tx.ended
+    assert work.pending == 0

@@ -155,6 +155,20 @@ def test_what_is_dropped_is_rolled_back(runtime: ThreadRuntime, driver: Shared) 
     assert driver.log == ["begin", "step", "rollback"]
 
 
+def test_a_driver_that_need_not_wait_for_a_roll_back_is_left(runtime: ThreadRuntime, driver: Shared) -> None:
+    class Left(Opened):
+        def leave(self) -> None:
+            self.log.append("left")
+
+    def life() -> Life[None]:
+        for tx in (Left(driver.log), Opened(driver.log)):
+            yield Rollback(tx)
+            yield Rollback(tx, wait=False)
+
+    runtime.drive(life())
+    assert driver.log == ["rollback", "left", "rollback", "rollback"]
+
+
 def test_statements_travel_with_begin_and_commit_where_a_driver_can(runtime: ThreadRuntime, driver: Shared) -> None:
     def begin_with(first: Body[Any]) -> Any:
         driver.log.append("begin with")

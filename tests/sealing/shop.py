@@ -73,7 +73,7 @@ class Shop:
             seen = await op.value("seen", lambda: body)
             if self.in_step is not None:
                 await self.in_step()
-            charged = await op.call("charge", lambda _: self._charge(body), repeatable=True)
+            charged = await op.call("charge", self._charge, body, repeatable=True)
             return {"made": made, "seen": seen, "charged": charged}
 
         @once.topic("charge", repeatable=True)
@@ -85,7 +85,7 @@ class Shop:
         async def told(message: Message) -> None:
             self.told.append(message.payload)
 
-    async def _charge(self, body: dict[str, Any]) -> dict[str, Any]:
+    async def _charge(self, body: dict[str, Any], *, key: str) -> dict[str, Any]:
         if self.provider_down:
             raise NotExecutedError("no connection")
         self.runs.append("charged")

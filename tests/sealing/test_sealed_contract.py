@@ -17,7 +17,7 @@ from oncekey.sealing import AesGcm
 from oncekey.stores.cells import CellStore
 from oncekey.stores.memory import MemoryStore
 from oncekey.stores.sealed_content import SealedContent
-from oncekey.testing.contract import StoreContract, blocking
+from oncekey_contract import StoreContract, blocking
 
 SEAL = AesGcm({"k1": bytes(range(32))}, current="k1")
 

@@ -178,7 +178,7 @@ async def test_a_service_may_hold_the_keys_and_its_outage_is_one_of_the_store(ur
 @pytest.mark.parametrize(
     ("keys", "current", "why"),
     [
-        ({"k1": OLD}, "k2", "none of the keys"),
+        ({"k1": OLD}, "k2", "not one of the keys"),
         ({"k1": b"short"}, "k1", "not 32 bytes"),
         ({"k:1": OLD}, "k:1", "1 to 32 letters"),
         ({"k1": OLD, "k2": OLD}, "k1", "the same key"),

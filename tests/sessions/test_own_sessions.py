@@ -23,7 +23,7 @@ from starlette.routing import Route
 from harness.asgi import call
 from oncekey import INLINE, LOCAL, OUTBOX, SINGLE_TENANT, Once, Operation, SyncOperation
 from oncekey.litestar import OncePlugin
-from oncekey.once.surveying import Protection, survey
+from oncekey.once.route_report import Protection, route_lines
 
 AT_START = "takes neither op nor once.session or once.connection"
 AT_RUN = "opened a connection of its own while it ran"
@@ -52,7 +52,7 @@ class Told:
             return self.verdicts()
 
     def verdicts(self) -> list[Protection]:
-        found = survey([self.once], self.once.served)
+        found = route_lines([self.once], self.once.served)
         return [Protection(one.verdict) for one in found if str(one.operation).endswith("neither")]
 
     async def fastapi(self) -> list[Protection]:

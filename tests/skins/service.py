@@ -223,7 +223,7 @@ class Service:
 
         @once.topic("transfer", repeatable=True)
         async def transfer(message: Message) -> Reply:
-            charge = await asyncio.to_thread(self.charge, message.downstream_key)
+            charge = await asyncio.to_thread(self.charge, key=message.downstream_key)
             return Reply(201, {"id": message.payload["id"], "charge": charge["id"]})
 
     def admits(self, token: str, method: str) -> tuple[str, int]:
@@ -246,7 +246,7 @@ class Service:
         found = execute(self.url, "SELECT id FROM orders WHERE tenant = :tenant", {"tenant": tenant})
         return Said(200, [number for (number,) in found])
 
-    def charge(self, key: str, die: str | None = None) -> dict[str, Any]:
+    def charge(self, die: str | None = None, *, key: str) -> dict[str, Any]:
         """Ask the provider; the process may be killed right before and right after."""
         _die("sending", die)
         assert self.provider.hostname is not None
@@ -257,9 +257,13 @@ class Service:
         _die("charged", die)
         return made
 
+    async def charge_waiting(self, die: str | None = None, *, key: str) -> dict[str, Any]:
+        """The same for an `async def` handler."""
+        return await asyncio.to_thread(self.charge, die, key=key)
+
     def blocking(self, doing: Doing, asked: Asked, op: Any) -> Said:
         """Do what a route wants, in a `def` handler."""
-        mortal = asked.dies_at if op.attempt == 1 else None
+        mortal, surplus = asked.dies_at if op.attempt == 1 else None, asked.order.get("surplus", ())
         result: Any = None
         while True:
             try:
@@ -270,13 +274,13 @@ class Service:
                 case Row(sql, params):
                     result = self.say(op.connection, sql, params)
                 case Phase(name, sql, params):
-                    result = op.phase(name, lambda tx, sql=sql, params=params: self.say(tx, sql, params))
+                    result = op.phase(name, self.say, sql, params)
                 case Value(name):
                     result = op.value(name, lambda: uuid.uuid4().hex)
                 case Charge(name, announced=True):
-                    result = op.call(name, lambda key: self.charge(key, mortal), repeatable=True)
+                    result = op.call(name, self.charge, mortal, *surplus, repeatable=True)
                 case Charge(name):
-                    result = self.charge(op.downstream_key(name), mortal)
+                    result = self.charge(mortal, key=op.downstream_key(name))
                 case Defer(payload):
                     result = op.defer("transfer", payload)
                 case Pause(until):
@@ -286,7 +290,7 @@ class Service:
 
     async def waiting(self, doing: Doing, asked: Asked, op: Any) -> Said:
         """The same in an `async def` handler."""
-        mortal = asked.dies_at if op.attempt == 1 else None
+        mortal, surplus = asked.dies_at if op.attempt == 1 else None, asked.order.get("surplus", ())
         say = self.say_waiting
         result: Any = None
         while True:
@@ -298,14 +302,13 @@ class Service:
                 case Row(sql, params):
                     result = await say(op.connection, sql, params)
                 case Phase(name, sql, params):
-                    result = await op.phase(name, lambda tx, sql=sql, params=params: say(tx, sql, params))
+                    result = await op.phase(name, say, sql, params)
                 case Value(name):
                     result = await op.value(name, lambda: uuid.uuid4().hex)
                 case Charge(name, announced=True):
-                    calling = lambda key: asyncio.to_thread(self.charge, key, mortal)  # noqa: E731
-                    result = await op.call(name, calling, repeatable=True)
+                    result = await op.call(name, self.charge_waiting, mortal, *surplus, repeatable=True)
                 case Charge(name):
-                    result = await asyncio.to_thread(self.charge, op.downstream_key(name), mortal)
+                    result = await asyncio.to_thread(self.charge, mortal, key=op.downstream_key(name))
                 case Defer(payload):
                     result = op.defer("transfer", payload)
                 case Pause(until):
@@ -324,7 +327,7 @@ class Service:
                 case Row(sql, params):
                     execute(self.url, sql, params)
                 case Charge():
-                    result = self.charge(key)
+                    result = self.charge(key=key)
                 case Pause(until):
                     while not until():
                         time.sleep(0.005)

@@ -27,8 +27,8 @@ from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.frameworks.listing import listed
 from oncekey.frameworks.openapi import document_of
 from oncekey.once import Once
-from oncekey.once.surveying import Protection, survey
-from oncekey_check import Address, Profile, Target, check
+from oncekey.once.route_report import Protection, route_lines
+from oncekey_check import Address, CheckProfile, Target, check
 from skins.on_asgi import BY_PATH
 from skins.rows import ABILITIES, KILLED_ON_SQLITE, ON_SQLITE, SKINS, TABLE, Skin
 from skins.service import ITSELF, READER, ROUTES, STEPS, STRANGER, WRITER, Service
@@ -231,6 +231,13 @@ def test_a_payment_is_made_in_steps(stage: Stage) -> None:
     paid = first.json()
     assert stage.rows(f"SELECT charge FROM payments WHERE id = '{paid['id']}'") == [(paid["charge"],)]
     assert stage.charges - before == 1
+    # Arguments that do not fit are found before the call is announced, so its outcome is not unknown.
+    key = new_key()
+    assert [stage.send("/payments", {"surplus": ["x"]}, key=key).status for _ in range(2)] == [500, 500]
+    table = "oncekey_record" if stage.url.startswith("sqlite") else "oncekey.record"
+    ((state, error),) = stage.rows(f"SELECT state, last_error FROM {table} WHERE key = '{key}'")
+    assert (state, error != "call_uncertain") == ("failed_retryable", True), stage.log
+    assert stage.charges - before == 1
 
 
 @proves("OUTBOX", sqlite=ON_SQLITE)
@@ -267,11 +274,12 @@ def test_a_worker_delivers_and_goes_on_without_the_client(stage: Stage) -> None:
     assert (promised.status, stage.charges - before) == (202, 0), stage.log
     unpaid = "SELECT count(*) FROM payments WHERE charge IS NULL"
     order = {"die": "payment_created"}
+    ((others,),) = stage.rows(unpaid)  # payments of other tests, whose call is always refused
     stage.dies("/payments", order, paying)
-    assert stage.rows(unpaid) == [(1,)]
+    assert stage.rows(unpaid) == [(others + 1,)]
     with stage.worker():
         done = stage.settled("/transfers", {}, key)
-        wait_until(lambda: stage.rows(unpaid) == [(0,)], lambda: stage.log, every=0.05)
+        wait_until(lambda: stage.rows(unpaid) == [(others,)], lambda: stage.log, every=0.05)
         paid = stage.settled("/payments", order, paying)
     assert (done.status, done.replayed, paid.status, paid.replayed) == (201, True, 201, True), stage.log
     assert stage.rows(f"SELECT item FROM orders WHERE id = '{done.json()['id']}'") == [("transfer",)]
@@ -364,9 +372,9 @@ def test_no_promise_is_broken(stage: Stage) -> None:
         slow=("X-Delay", "0.3"),
         count_address=Address.parse(url),
     )
-    report = check(target, profile=Profile.IETF)
-    assert broken(report, Profile.IETF, Profile.STRICT_MONEY) == set(), stage.log
-    assert report.matches == [Profile.IETF, Profile.STRICT_MONEY]
+    report = check(target, profile=CheckProfile.IETF)
+    assert broken(report, CheckProfile.IETF, CheckProfile.STRICT_MONEY) == set(), stage.log
+    assert report.matches == [CheckProfile.IETF, CheckProfile.STRICT_MONEY]
 
 
 def made(name: str, folder: Path) -> tuple[Once, list[Any]]:
@@ -433,7 +441,7 @@ def test_routes_that_cannot_be_seen_are_not_described(name: str, tmp_path: Path)
 @denies("audit")
 def test_routes_that_cannot_be_seen_are_not_listed(name: str, tmp_path: Path) -> None:
     once, apps = made(name, tmp_path)
-    assert survey([once], apps) == []
+    assert route_lines([once], apps) == []
 
 
 # The table

@@ -23,7 +23,7 @@ from oncekey.databases.redis.address import Mode, RedisAddress, parse
 from oncekey.databases.redis.driver import AsyncRedisCells, RedisCells
 from oncekey.databases.redis.talk import member_of, names_of
 from oncekey.testing.claims import a_claim, again, answered
-from oncekey.testing.contract.walking import cell_of, records
+from oncekey_contract.walking import cell_of, records
 
 START = (-1, "", "")
 
@@ -102,17 +102,17 @@ def test_every_form_is_understood(url, address):
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("redis:h", "a Redis store is redis://"),
-        ("redis://", "a Redis store is redis://"),
-        ("redis://h:x", "port that is no number"),
+        ("redis:h", "a Redis URL is redis://"),
+        ("redis://", "a Redis URL is redis://"),
+        ("redis://h:x", "port that is not a number"),
         ("redis://[::1", "closing bracket"),
-        ("redis://a,b", "names one server"),
+        ("redis://a,b", "takes one server"),
         ("redis://h/x", "the database of a Redis store is a number"),
-        ("redis://h?wait=-1", "wait of a Redis store is a number from 0"),
-        ("redis://h?wait_ms=0", "wait_ms of a Redis store is a number from 1"),
+        ("redis://h?wait=-1", "wait of a Redis store is a number of at least 0"),
+        ("redis://h?wait_ms=0", "wait_ms of a Redis store is a number of at least 1"),
         ("redis://h?retries=3", "no option retries"),
-        ("redis://h?ssl_ca_certs=x", "say rediss"),
-        ("redis+cluster://h/1", "has no databases"),
+        ("redis://h?ssl_ca_certs=x", "use rediss"),
+        ("redis+cluster://h/1", "has no numbered databases"),
         ("redis+sentinel://h", "the primary's name"),
         ("redis+ring://h", "no driver ring for redis"),
     ],
@@ -184,8 +184,8 @@ async def test_parts_that_have_nothing_to_work_with_are_refused_at_the_start(url
 
     async with once.lifespan():
         pass
-    assert "pay: on this store a PHASED handler has op.call and op.value, and no op.phase" in caplog.text
-    assert "this store keeps no audit" in caplog.text
+    assert "pay: on this store a PHASED handler can use op.call and op.value but not op.phase" in caplog.text
+    assert "this store has no audit trail" in caplog.text
 
 
 # What the server forgets

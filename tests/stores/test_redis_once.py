@@ -21,9 +21,9 @@ from oncekey.core.policy import Policy
 from oncekey.databases.address import Kind
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.stores.cells_upkeep import keep_until
-from oncekey.testing.contract.walking import cell_of, records
 from oncekey.workers.service import Service
 from oncekey.workers.tasks import Wanted, presence_of, tasks_for
+from oncekey_contract.walking import cell_of, records
 
 KEY = "0f6c2a64-redis-once-test"
 
@@ -56,8 +56,8 @@ class Shop:
 
         @once.protect(effects=PHASED, operation="pay", low_stakes=True)
         async def pay(request, op: Operation):
-            async def charge(name):
-                self.calls.append(name)
+            async def charge(*, key):
+                self.calls.append(key)
                 return "ch_1"
 
             number = await op.value("number", lambda: len(self.calls))

@@ -28,7 +28,7 @@ from oncekey.stores.rows import memo_text, snapshot_of, version_proof
 from oncekey.stores.sql import SqlSchema
 from oncekey.stores.statements import execute
 from oncekey.testing.claims import LEASE, a_claim, again, answered
-from oncekey.testing.contract.world import (
+from oncekey_contract.world import (
     CALL,
     CHARGE,
     ORDER,
@@ -115,7 +115,7 @@ def test_what_was_there_is_read_as_before(old, driver):  # R237
     assert everything(PostgresStore(), driver) == old
     assert everything(OlderStore(), driver) == old
 
-    assert [one.phase for one in drive(migrating.up(postgres.tables()), driver.run)] == [MigrationPhase.POST]
+    assert [one.phase for one in drive(migrating.up(postgres.tables()), driver.run)] == [MigrationPhase.POST] * 2
     assert everything(PostgresStore(), driver) == old
 
 
@@ -144,7 +144,7 @@ def test_what_was_there_is_moved_as_before(old, driver, until):
         return (record.memo, record.intent, record.request, record.reconcile_after, record.reconcile_tries)
 
     def doubted(record):
-        assert drive(store.doubt(record, "why"), driver.run)
+        assert drive(store.mark_unknown(record, "why"), driver.run)
         return (record.memo, record.intent, record.request, 100, record.reconcile_tries)
 
     def taken(record):
@@ -297,7 +297,7 @@ def test_an_owner_that_waited_for_a_sweep_is_heard(world, dsn):  # row 6
     claim, lease = announced(world, REPEATABLE)
     world.advance(2 * LEASE)
     seen = world.record(claim.id)
-    sweeper = Stranger(world, dsn, "doubt", {**version_proof(seen), "last_error": "swept"})
+    sweeper = Stranger(world, dsn, "mark_unknown", {**version_proof(seen), "last_error": "swept"})
     late = waiting(dsn, lambda: world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)))
     sweeper.commit()
     assert late().record == world.record(claim.id)
@@ -309,7 +309,7 @@ def test_an_owner_without_a_second_row_is_heard_after_a_sweep_that_made_one(worl
     lease = world.owned(claim)
     assert lease.alone
     world.advance(LEASE)
-    sweeper = Stranger(world, dsn, "doubt", {**version_proof(world.record(claim.id)), "last_error": "swept"})
+    sweeper = Stranger(world, dsn, "mark_unknown", {**version_proof(world.record(claim.id)), "last_error": "swept"})
     late = waiting(dsn, lambda: world.settle(lease, answered()))
     sweeper.commit()
     assert late().ours

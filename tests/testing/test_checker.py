@@ -276,7 +276,7 @@ ILLEGAL = {
     ),
     "moved a record whose lease was not over": (write(2, "in_progress", lease_until=50), write(3, "in_progress", 2, 2)),
     "ended a life before it expired": (*GOOD.writes, write(20, None, 1, 2, proof=Proof.VERSION, proven_version=2)),
-    "completed, yet it expires before its time to live has passed": (
+    "completed, but it expires before its time to live has passed": (
         write(2, "in_progress"),
         settled(5, expires_at=100),
     ),
@@ -311,13 +311,13 @@ UNFENCED = {
         settled(5, 2, 3, proven_fence=1),
     ),
     "the owner of 2222bbbb/1 wrote to 1111aaaa/1": (write(2, "in_progress"), settled(5, proven_incarnation=TWO)),
-    "a stranger who had seen version 1111aaaa/1 wrote to 1111aaaa/2": (
+    "another process that had read version 1111aaaa/1 wrote to 1111aaaa/2": (
         write(2, "in_progress", lease_until=2),
         settled(5),
         write(2000, "in_progress", 2, 3, incarnation=TWO, proven_incarnation=ONE, proven_version=1),
     ),
-    "what was proven is incarnation and fence, and there was no row": (settled(5, version=1),),
-    "a claim wrote over a row that was there": (
+    "it proved incarnation and fence, but there was no row": (settled(5, version=1),),
+    "a claim overwrote an existing row": (
         write(2, "in_progress"),
         write(3, "in_progress", 1, 2, proof=Proof.NO_ROW),
     ),

@@ -21,7 +21,7 @@ from oncekey.core.model import INLINE, LOCAL, OUTBOX, PHASED
 from oncekey.engine.operation import Operation, SyncOperation
 from oncekey.once import Once
 from oncekey.testing import operation, sync_operation
-from oncekey.testing.operations import Called, Sent
+from oncekey.testing.operations import MadeCall, SentMessage
 
 once = Once("memory:")
 
@@ -91,7 +91,7 @@ async def pay(amount: int, provider: Any, op: Operation[list[Any]]) -> Any:
     number = await op.value("number", lambda: 7)
     ordered = await op.phase("order", order)
     try:
-        charge = await op.call("charge", provider, repeatable=True, parameters={"amount": amount})
+        charge = await op.call("charge", provider, amount, repeatable=True, parameters={"amount": amount})
     except RejectedError as no:
         return {"declined": no.value}
     return {"number": number, "ordered": ordered, "charge": charge}
@@ -100,8 +100,8 @@ async def pay(amount: int, provider: Any, op: Operation[list[Any]]) -> Any:
 @once.protect(effects=PHASED, operation="test_operation.pay_blocking")
 def pay_blocking(provider: Any, op: SyncOperation[list[Any]]) -> Any:
     """The same, blocking."""
-    op.phase("order", lambda rows: rows.append(7))
-    return {"charge": op.call("charge", provider, repeatable=False), "number": op.value("number", lambda: 7)}
+    op.phase("order", list.append, 7)
+    return {"charge": op.call("charge", provider, 7, repeatable=False), "number": op.value("number", lambda: 7)}
 
 
 @once.protect(effects=OUTBOX, operation="test_operation.ship")
@@ -112,8 +112,8 @@ async def ship(op: Operation[list[Any]]) -> None:
     op.defer("ship", {"item": "tea"})
 
 
-async def charges(key: str) -> Any:
-    return {"id": key[:4], "amount": Decimal(7)}
+async def charges(amount: int, *, key: str) -> Any:
+    return {"id": key[:4], "amount": Decimal(amount)}
 
 
 async def test_steps_run_and_give_back_their_stored_form() -> None:
@@ -123,8 +123,8 @@ async def test_steps_run_and_give_back_their_stored_form() -> None:
     key = downstream_key(bytes(32), "charge")
     assert answer == {"number": 7, "ordered": [7, 1], "charge": {"id": key[:4], "amount": Decimal(7)}}
     assert (rows, list(op.steps)) == ([7], ["number", "order", "charge"])
-    assert op.calls == [Called("charge", key, repeatable=True, parameters={"amount": 7})]
-    assert (op.emitted, op.deferred) == ([Sent("ordered", {"amount": 7}, "orders")], None)
+    assert op.calls == [MadeCall("charge", key, (7,), repeatable=True, parameters={"amount": 7})]
+    assert (op.emitted, op.deferred) == ([SentMessage("ordered", {"amount": 7}, "orders")], None)
 
 
 async def test_a_resumed_handler_does_nothing_twice() -> None:
@@ -137,10 +137,10 @@ async def test_a_resumed_handler_does_nothing_twice() -> None:
 
 
 async def test_the_providers_no_and_a_call_that_was_not_made() -> None:
-    def declined(key: str) -> None:
+    def declined(amount: int, *, key: str) -> None:
         raise RejectedError({"reason": "card"})
 
-    def refused(key: str) -> None:
+    def refused(amount: int, *, key: str) -> None:
         raise NotExecutedError
 
     op = operation(connection=[])
@@ -154,7 +154,7 @@ async def test_the_providers_no_and_a_call_that_was_not_made() -> None:
 
 async def test_a_call_of_which_nobody_knows_is_made_again_only_if_it_may_be() -> None:
     # H3: as on a server, with the same key or not at all
-    def breaks(key: str) -> None:
+    def breaks(amount: int, *, key: str) -> None:
         raise TimeoutError
 
     op = operation(connection=[])
@@ -166,19 +166,19 @@ async def test_a_call_of_which_nobody_knows_is_made_again_only_if_it_may_be() ->
     op_blocking = sync_operation(connection=[])
     with pytest.raises(TimeoutError):
         await pay_blocking(breaks, op=op_blocking)
-    with pytest.raises(CallUncertainError, match="cannot go on"):
+    with pytest.raises(CallUncertainError, match="cannot be resumed"):
         op_blocking.resumed()
 
 
 async def test_mistakes_are_those_of_a_server() -> None:
     op = operation(connection=[])
     await op.phase("order", lambda rows: None)
-    with pytest.raises(ConfigurationError, match="two steps of one handler"):
+    with pytest.raises(ConfigurationError, match="the step name 'order' is used twice"):
         await op.phase("order", lambda rows: None)
     with pytest.raises(ConfigurationError, match=r"op\.emit writes a parcel"):
         op.emit("ordered", {})
     with pytest.raises(ConfigurationError, match="one step at a time"):
-        await op.phase("outer", lambda rows: op.call("inner", charges, repeatable=True))
+        await op.phase("outer", lambda rows: op.call("inner", charges, 7, repeatable=True))
     with pytest.raises(ReplayDivergedError):
         await op.resumed().phase("renamed", lambda rows: None)
 
@@ -196,9 +196,9 @@ async def test_a_phase_that_fails_emits_nothing() -> None:
 
 def test_a_blocking_handler_has_steps_too() -> None:
     op = sync_operation(connection=[])
-    answer = pay_blocking(len, op=op)
-    assert asyncio.run(answer) == {"charge": 36, "number": 7}
-    assert asyncio.run(pay_blocking(None, op=op.resumed())) == {"charge": 36, "number": 7}
+    answer = pay_blocking(lambda amount, key: amount + len(key), op=op)
+    assert asyncio.run(answer) == {"charge": 43, "number": 7}
+    assert asyncio.run(pay_blocking(None, op=op.resumed())) == {"charge": 43, "number": 7}
     assert list(op.steps) == ["order", "charge", "number"]
 
 
@@ -206,6 +206,10 @@ async def test_what_is_left_to_a_worker_can_be_looked_at() -> None:
     rows: list[Any] = []
     op = operation(connection=rows)
     await ship(op=op)
-    assert (rows, op.emitted, op.deferred) == (["tea"], [Sent("ordered", ["tea"])], Sent("ship", {"item": "tea"}))
+    assert (rows, op.emitted, op.deferred) == (
+        ["tea"],
+        [SentMessage("ordered", ["tea"])],
+        SentMessage("ship", {"item": "tea"}),
+    )
     with pytest.raises(ConfigurationError, match="twice"):
         op.defer("ship", {})

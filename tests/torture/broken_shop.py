@@ -32,7 +32,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
     await shop.app(scope, read, keep)
     if body and any(message.get("status") == 409 for message in sent):
-        paid = await charge(settings.provider, Wanted.of(json.loads(body)), str(uuid.uuid4()))
+        paid = await charge(settings.provider, Wanted.of(json.loads(body)), key=str(uuid.uuid4()))
         said = json.dumps({"charge": paid}).encode()
         sent = [
             {"type": "http.response.start", "status": 201, "headers": [(b"content-length", b"%d" % len(said))]},

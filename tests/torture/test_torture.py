@@ -90,8 +90,8 @@ def test_postgres_for_people(tmp_path: Path, postgres_dsn: str) -> None:
     for name in ("duplicates", "lost", "violations"):
         assert re.search(rf"{name} +│ +0 │", done.stdout), done.stdout
     assert re.search(r"crashes \(kill -9\) +│ +[1-9]", done.stdout)
-    assert "Again: oncekey torture --store postgresql://" in done.stdout
-    assert "seed 7: trouble" in done.stderr
+    assert "Repeat: oncekey torture --store postgresql://" in done.stdout
+    assert "seed 7: injecting faults" in done.stderr
     with psycopg.connect(postgres_dsn) as connection:  # nothing of the run is left but oncekey's own empty tables
         assert connection.execute("SELECT count(*) FROM oncekey.record").fetchone() == (0,)
         assert connection.execute("SELECT to_regnamespace('oncekey_torture')").fetchone() == (None,)
@@ -136,7 +136,7 @@ def test_a_broken_application_is_found_out(tmp_path: Path) -> None:
     found = re.findall(r"S1 at most one effect: key (torture-2-\d\d-\d{6}): .*executed (\d+) times", done.stdout)
     assert found, done.stdout
     key = found[0][0]
-    story = done.stdout.partition("The story of ")[2]
+    story = done.stdout.partition("History of ")[2]
     assert key in story
     assert story.count("charged at the provider") >= 2
     with closing(sqlite3.connect(tmp_path / "torture.db")) as connection:  # the evidence stays
@@ -151,7 +151,7 @@ def test_a_broken_application_is_found_out(tmp_path: Path) -> None:
         ({"store": "postgresql:///x?host=/tmp"}, "a PostgreSQL on this machine"),
         ({"store": "postgresql://127.0.0.1/x?host=db.example"}, "a PostgreSQL on this machine"),
         ({"seconds": 0.0}, "--seconds 0: a run takes 1 to 86400 seconds"),
-        ({"workers": 0}, "--workers 0: say 1 to 64"),
+        ({"workers": 0}, "--workers 0: must be 1 to 64"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_a_sentence(settings: dict[str, Any], sentence: str) -> None:
@@ -198,7 +198,7 @@ def test_however_it_ends_its_processes_end_with_it(tmp_path: Path, sign: signal.
     try:
         assert process.stderr is not None
         for line in process.stderr:
-            if "trouble" in line:
+            if "injecting faults" in line:
                 break
         started = children(process.pid)
         assert len(started) >= 3

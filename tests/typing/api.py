@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, assert_type
 
 from fastapi import Depends, FastAPI, Request
@@ -66,15 +67,35 @@ async def unit_test(connection: sqlite3.Connection) -> None:
     assert_type(charge(7, op=sync_operation()), int)
 
 
-# Steps infer what they return, of coroutines and of plain functions.
+# Steps infer what they return, of coroutines and of plain functions, and check the arguments of their functions.
 
 
-async def written(connection: sqlite3.Connection) -> int:
-    return 7
+async def written(connection: sqlite3.Connection, amount: int, note: str = "") -> int:
+    return amount
 
 
-async def charged(key: str) -> dict[str, str]:
+async def charged(amount: int, *, key: str) -> dict[str, str]:
     return {"id": key}
+
+
+def charged_blocking(amount: int, currency: str = "EUR", *, key: str) -> str:
+    return key
+
+
+async def charged_by_name(amount: int, *, currency: str, key: str) -> int:
+    return amount
+
+
+async def charged_for_many(shop: str, customer: str, amount: int, currency: str, *, key: str) -> int:
+    return amount
+
+
+async def keyless(amount: int) -> int:
+    return amount
+
+
+def number_written(connection: sqlite3.Connection, amount: int) -> int:
+    return amount
 
 
 @dataclass
@@ -91,28 +112,47 @@ def made(value: Any) -> Charge:
 
 @once.protect(effects=PHASED, complete=False, call_timeout=10, send_window=3, max_attempts=5, max_result_bytes=1000)
 async def pay(op: Operation) -> dict[str, str]:
-    assert_type(await op.phase("written", written), int)
+    assert_type(await op.phase("written", written, 7), int)
+    assert_type(await op.phase("written by name", written, amount=7, note="tea"), int)
     assert_type(await op.phase("plain", lambda connection: "text"), str)
-    charge = await op.call("charge", charged, repeatable=True, parameters={"amount": 7})
+    await op.phase("written", written, "seven")  # error: call-overload
+    await op.phase("written", written)  # error: call-overload
+    await op.phase("written", written, 7, amuont=7)  # error: call-arg
+    await op.phase("charge", lambda: 7)  # error: call-overload
+    charge = await op.call("charge", charged, 7, repeatable=True, parameters={"amount": 7})
     assert_type(charge, dict[str, str])
-    assert_type(await op.call("plain call", len, repeatable=timedelta(hours=1)), int)
+    assert_type(await op.call("plain call", charged_blocking, 7, repeatable=timedelta(hours=1)), str)
+    assert_type(await op.call("two arguments", charged_blocking, 7, "EUR", repeatable=False), str)
+    assert_type(await op.call("four", charged_for_many, "s", "c", 7, "EUR", repeatable=True), int)
+    assert_type(await op.call("bound", partial(charged_by_name, currency="EUR"), 7, repeatable=True), int)
     assert_type(await op.value("drawn", lambda: 1.5), float)
-    assert_type(await op.call("typed", charged, repeatable=True, result=Charge), Charge)
-    assert_type(await op.call("typed by a function", charged, repeatable=True, result=made), Charge)
-    await op.call("typed", charged, repeatable=True, result=7)  # error: call-overload
-    await op.call("charge", charged)  # error: call-overload
-    await op.phase("charge", lambda: 7)  # error: arg-type
-    await op.call("charge", charged, repeatable="yes")  # error: call-overload
+    assert_type(await op.value("rounded", round, 1.5), int)
+    await op.value("rounded", round, "1.5")  # error: call-overload
+    assert_type(await op.call("typed", charged, 7, repeatable=True, result=Charge), Charge)
+    assert_type(await op.call("typed by a function", charged, 7, repeatable=True, result=made), Charge)
+    await op.call("typed", charged, 7, repeatable=True, result=7)  # error: call-overload
+    await op.call("typed", charged, "seven", repeatable=True, result=Charge)  # error: misc
+    await op.call("charge", charged, 7)  # error: call-overload
+    await op.call("charge", charged, 7, repeatable="yes")  # error: call-overload
+    await op.call("charge", charged, "seven", repeatable=True)  # error: misc
+    await op.call("charge", charged, repeatable=True)  # error: arg-type
+    await op.call("charge", charged, 7, 8, repeatable=True)  # error: arg-type
+    await op.call("charge", charged_by_name, 7, repeatable=True)  # error: arg-type
+    await op.call("charge", keyless, 7, repeatable=True)  # error: arg-type
     return charge
 
 
 @once.protect(effects=PHASED)
-def pay_blocking(op: SyncOperation) -> int:
-    assert_type(op.phase("written", lambda connection: 7), int)
-    assert_type(op.call("charge", len, repeatable=False), int)
+def pay_blocking(op: SyncOperation[sqlite3.Connection]) -> int:
+    assert_type(op.phase("written", number_written, 7), int)
+    assert_type(op.phase("plain", lambda connection: connection), sqlite3.Connection)
+    op.phase("written", number_written, "seven")  # error: arg-type
+    op.phase("written", str.upper)  # error: arg-type
+    assert_type(op.call("charge", charged_blocking, 7, repeatable=False), str)
     assert_type(op.value("drawn", lambda: "text"), str)
-    assert_type(op.call("typed", charged, repeatable=True, result=Charge), Charge)
-    op.call("charge", len)  # error: call-overload
+    assert_type(op.call("typed", charged_blocking, 7, repeatable=True, result=Charge), Charge)
+    op.call("charge", charged_blocking, 7)  # error: call-overload
+    op.call("charge", charged_blocking, "seven", repeatable=True)  # error: misc
     return 7
 
 
@@ -254,7 +294,7 @@ declined(RejectedError({"code": "expired"}))
 
 async def told() -> None:
     try:
-        await charged("key")
+        await charged(7, key="key")
     except RejectedError as no:
         assert_type(no.value, Any)
 

@@ -13,9 +13,10 @@ import pytest
 from harness import flows
 from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.model import HOUR, MINUTE, Outcome, Proceed, Replay, State
-from oncekey.core.policy import Policy, micros
+from oncekey.core.policy import Policy
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.core.upkeep import REAP_GRACE, Expired
+from oncekey.engine.upkeep import ABANDONED_FOR
 from oncekey.testing.claims import OTHER_FINGERPRINT, TTL, again, answered
 from oncekey.workers.service import ClockWatch
 from oncekey.workers.upkeep import SHORTEST_REST
@@ -115,10 +116,10 @@ async def test_deferred_work_is_abandoned_only_if_nobody_ever_took_it(sql_world)
     assert (response.status, heard.record.outcome) == (408, Outcome.FAILURE)
     body = json.loads(response.body)
     assert (body["error"], body["code"], body["status"]) == ("timeout", "idempotency_request_timed_out", 408)
-    assert heard.record.expires_at == world.clock.now + micros(Policy().abandoned_ttl)
+    assert heard.record.expires_at == world.clock.now + ABANDONED_FOR
     assert history_of(world, abandoned) == [(State.PENDING, State.COMPLETED, Actor.REAPER, Trigger.ABANDON)]
     # A tombstone has its time, and goes.
-    world.advance(micros(Policy().abandoned_ttl) + REAP_GRACE)
+    world.advance(ABANDONED_FOR + REAP_GRACE)
     assert await reaper.run_once() == 1
     assert state_of(world, abandoned) is None
 
@@ -258,7 +259,7 @@ async def test_purges_are_noted_and_the_audit_outlives_the_record(world):
     # R172, R173
     claims = [completed(world) for _ in range(5)]
     world.advance(LONG)
-    reaper = a_reaper(world)
+    reaper = a_reaper(world, Policy(audit="each"))
     assert await reaper.run_once() == 5
     assert reaper.counts["purged"] == 5
     for claim in claims:
@@ -268,11 +269,22 @@ async def test_purges_are_noted_and_the_audit_outlives_the_record(world):
         assert claim.id.key not in repr(entry)
 
 
+async def test_a_batch_has_one_line(world):
+    """Its transaction writes both: a batch that is undone has neither."""
+    # R172, R173
+    claims = [completed(world) for _ in range(7)]
+    world.advance(LONG)
+    assert await a_reaper(world, Policy(reap_batch=4)).run_once() == 7
+    lines = world.go(world.store.audit.deletions(claims[0].id.scope, 10))
+    assert [line.note.why.partition(",")[0] for line in lines] == ["expired: 3 keys", "expired: 4 keys"]
+    assert all(notes_of(world, claim) == () for claim in claims)
+
+
 async def test_the_audit_has_a_time_of_its_own_and_goes_in_batches(world):
     # R169, R173, R174
     claims = [completed(world) for _ in range(7)]
     world.advance(LONG)
-    policy = Policy(audit_ttl=30 * 24 * 3600, reap_batch=3)
+    policy = Policy(audit_ttl=30 * 24 * 3600, reap_batch=3, audit="each")
     reaper = a_reaper(world, policy)
     assert await reaper.run_once() == 7
     world.advance(30 * TTL - 1)
@@ -399,7 +411,7 @@ async def test_a_host_whose_own_clock_is_wrong_deletes_nothing(world, caplog):
 def test_three_reapers_remove_each_record_once(world):
     claims = [completed(world) for _ in range(60)]
     world.advance(LONG)
-    reapers = [a_reaper(world, Policy(reap_batch=7)) for _ in range(3)]
+    reapers = [a_reaper(world, Policy(reap_batch=7, audit="each")) for _ in range(3)]
     start = threading.Barrier(3)
 
     def reap(reaper):

@@ -50,7 +50,7 @@ async def test_a_lease_that_counts_as_failed_is_before_an_operator_at_once(world
     # Unknown without an instant is the operators' queue: `oncekey unknown list --given-up`.
     assert (record.state, record.last_error, record.reconcile_after) == (UNKNOWN, FAILED_BY_LEASE, None)
     assert [event.why for event in told if isinstance(event, GivenUp)] == [FAILED_BY_LEASE]
-    assert [line.levelname for line in caplog.records if "did not come back" in line.message] == ["ERROR"]
+    assert [line.levelname for line in caplog.records if "the owner of a key died" in line.message] == ["ERROR"]
     if world.store.reconcile is not None:
         assert world.go(world.store.reconcile.due(10)).records == ()
 

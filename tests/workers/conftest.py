@@ -11,7 +11,7 @@ from oncekey.databases.postgres.store import PostgresStore
 from oncekey.databases.sqlite.asynchronous import AsyncSqliteDriver
 from oncekey.databases.sqlite.blocking import SqliteDriver
 from oncekey.databases.sqlite.store import SqliteStore
-from oncekey.testing.contract.world import blocking
+from oncekey_contract.world import blocking
 from workers.working import Shop
 
 

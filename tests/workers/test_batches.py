@@ -267,7 +267,7 @@ class TestOneOfMany:
             await relay.shut_down()
 
         assert (relay.failed, relay.ended, len(relay._held)) == (5, {}, 0)
-        assert "5 parcels are left to their leases, because of a StoreUnavailableError" in caplog.text
+        assert "5 parcels are left to their leases because of a StoreUnavailableError" in caplog.text
         assert shop.claim() == ()
         shop.lease_passes()
         assert {held.parcel for held in shop.claim()} == set(parcels)
@@ -316,7 +316,7 @@ class TestZombies:
             assert await relay.run_once() == 6
             await relay.shut_down()
             assert told == [0, 1]
-            assert "4 parcels waited too long for their turn, and are handed back" in caplog.text
+            assert "4 parcels waited too long for their turn, and are released" in caplog.text
             assert relay.size == 3
             held = shop.claim()
             assert {one.parcel for one in held} == set(parcels[2:])

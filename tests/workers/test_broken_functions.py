@@ -105,7 +105,7 @@ async def test_a_place_that_was_not_given_back_is_found(shop, caplog):
             await relay.shut_down()
 
     assert (len(forgotten), len(delivered)) == (1, 6)
-    assert "1 places were not given back" in caplog.text
+    assert "1 slots were leaked" in caplog.text
     assert relay.failed == 1
 
 

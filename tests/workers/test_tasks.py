@@ -45,5 +45,5 @@ def test_the_doctor_misses_every_task_that_the_store_has_work_for() -> None:
     roll = Roll(0, (Worker("host:1:aa", (), 0, 0, SECOND),))
     (_, missing) = doctor.workers(roll, stats)
     needed = [task for task in TASKS if task is not RECONCILER]
-    assert missing.seen == f"no living worker runs {' or '.join(task.name for task in needed)}"
+    assert missing.seen == f"no live worker runs {' or '.join(task.name for task in needed)}"
     assert missing.means == "; ".join(task.undone for task in needed)

@@ -82,11 +82,11 @@ class Shop:
     def phased(self, op: SyncOperation[Any], order: dict[str, Any]) -> tuple[dict[str, Any], int]:
         """Order, draw, charge, mark as paid."""
         self.runs.append("phased")
-        item = op.phase("ordered", lambda connection: self.insert(connection, order["item"]))
+        item = op.phase("ordered", self.insert, order["item"])
         drawn = op.value("drawn", lambda: uuid.uuid4().hex)
         charge = op.call("charge", self._charge, repeatable=False)
         self._does(order)
-        op.phase("paid", lambda connection: self.insert(connection, f"{item} paid"))
+        op.phase("paid", self.insert, f"{item} paid")
         return {"drawn": drawn, "charge": charge, "attempt": op.attempt}, 201
 
     def where(self, op: SyncOperation[Any], order: dict[str, Any]) -> tuple[dict[str, Any], int]:

@@ -225,7 +225,7 @@ def test_what_the_doctor_says_of_it(*, stands: bool, per_transaction: bool, told
 
 def test_the_pooler_of_the_tests_has_the_settings_of_the_page() -> None:
     page = (ROOT / "docs/howto/postgresql.md").read_text(encoding="utf-8")
-    wanted = page.partition("```ini\n")[2].partition("```")[0].split("\n")
+    wanted = page.partition("```ini\n[pgbouncer]\n")[2].partition("```")[0].split("\n")
     assert set(filter(None, wanted)) <= set(
         PgBouncer("postgresql://postgres@127.0.0.1:5432/shop").settings().split("\n")
     )

@@ -20,7 +20,7 @@ from oncekey.databases.postgres.generated import psycopg_transactions
 from oncekey.databases.postgres.store import PostgresStore
 from oncekey.stores.rows import LONGEST_FOLDED
 from oncekey.testing.claims import LEASE, START, ManualClock, a_claim
-from oncekey.testing.contract.world import CHARGE, ORDER, REQUEST
+from oncekey_contract.world import CHARGE, ORDER, REQUEST
 
 FIRST = (ORDER,)
 SECOND_ONE = MemoEntry("ship", EntryKind.PHASE, '"back\\\\slash \\"quoted\\" é, (1)"')

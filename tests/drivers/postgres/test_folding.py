@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from drivers.postgres.conftest import ORDERS
-from drivers.postgres.drivers import ASYNCPG, PSYCOPG, ask, opened, raw_of
+from drivers.postgres.drivers import ASYNC_PSYCOPG, ASYNCPG, PSYCOPG, TransactionInThreads, ask, opened, raw_of
 from harness.asgi import until
 from harness.cutting import CuttingProxy
 from harness.dsn import through
@@ -30,7 +30,7 @@ from oncekey.core.errors import (
     StoreUnavailableError,
     TransactionControlError,
 )
-from oncekey.core.flow import Statement
+from oncekey.core.flow import Statement, adrive
 from oncekey.core.model import HOUR, SECOND, Deferred, Outcome, RecordId, Replay
 from oncekey.core.onecommit import Stored, WriteKind, WriteTarget
 from oncekey.core.policy import Policy
@@ -47,6 +47,7 @@ from oncekey.testing.claims import OTHER_FINGERPRINT, START, TTL, ManualClock, a
 NEW = WriteTarget(WriteKind.NEW)
 CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 OPEN = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"  # noqa: E501
+KILLED = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()"  # noqa: E501
 SEAL = """
     SELECT pg_get_functiondef(p.oid) FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
     WHERE n.nspname = 'oncekey' AND p.proname = 'seal'
@@ -91,6 +92,11 @@ def there(raw, claim, item=None) -> tuple[int, int]:
     """How many records and rows there are."""
     records = raw.execute("SELECT count(*) FROM oncekey.record WHERE key = %s", [claim.id.key]).fetchone()[0]
     return records, raw.execute("SELECT count(*) FROM orders WHERE item = %s", [item]).fetchone()[0]
+
+
+def left(tx) -> None:
+    """Roll back without waiting for the reply."""
+    (tx.transaction if isinstance(tx, TransactionInThreads) else tx).leave()
 
 
 def columns(raw, claim) -> dict:
@@ -148,6 +154,20 @@ class TestMessages:
                     assert (look.got, look.other, look.snapshot.record) == (False, other, None)
                     await refused.rollback()
                 assert len(proxy.messages) == 4
+                await tx.rollback()
+
+    async def test_a_stored_answer_takes_one_beside_the_roll_back(self, kind, dsn):
+        with CuttingProxy.before(dsn) as proxy:
+            async with opened(kind, dsn) as near, opened(kind, through(dsn, proxy.port), pool_size=1) as far:
+                claim = a_claim()
+                await performed(near, claim, order())
+                await (await far.begin()).rollback()
+                proxy.count()
+                late = again(claim)
+                tx, look = await far.begin_with(PostgresStore().locks.locking(lock_for(late), late))
+                assert look.snapshot.record.response == answered().response
+                assert look.snapshot.record == (await adrive(PostgresStore().find(claim.id), near.run)).record
+                assert [b"BEGIN" in one for one, _ in proxy.messages] == [True]
                 await tx.rollback()
 
     @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -348,6 +368,29 @@ async def performed_without_lock(raw, claim) -> bool:
         raw.execute("SET LOCAL oncekey.begun = '0'")
         raw.execute(as_text(fold.statement).encode())
     return there(raw, claim)[0] == 1
+
+
+@pytest.mark.parametrize("kind", [PSYCOPG, ASYNC_PSYCOPG])
+class TestLeaving:
+    """A roll-back whose reply the next borrower of the connection reads."""
+
+    async def test_the_next_borrower_begins_a_transaction_of_its_own(self, kind, dsn, raw):
+        async with opened(kind, dsn, pool_size=1) as driver:
+            claim = a_claim()
+            tx, _ = await entered(driver, claim)
+            left(tx)
+            late, look = await entered(driver, again(claim))
+            assert look.snapshot.record is None
+            await late.rollback()
+            assert await performed(driver, claim, order())
+            left(tx)  # it is over, and the connection is another's
+
+    async def test_a_connection_that_was_lost_meanwhile_is_not_lent(self, kind, dsn, raw):
+        async with opened(kind, dsn, pool_size=1) as driver:
+            tx, _ = await entered(driver, a_claim())
+            raw.execute(KILLED)
+            left(tx)
+            assert await performed(driver, a_claim(), order())
 
 
 class TestRefusals:

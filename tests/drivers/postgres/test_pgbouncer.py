@@ -103,9 +103,9 @@ class PooledShop(RealShop):
 
         def pay(op: SyncOperation, item: str) -> dict[str, Any]:
             self.runs.append(item)
-            ordered = op.phase("order", lambda connection: self.database.insert_blocking(connection, item))
+            ordered = op.phase("order", self.database.insert_blocking, item)
             charged = op.call("charge", self.charge, repeatable=True)
-            op.phase("paid", lambda connection: self.database.insert_blocking(connection, f"{item} paid"))
+            op.phase("paid", self.database.insert_blocking, f"{item} paid")
             return {"order": ordered, "by": charged, "is": "paid"}
 
         return create, charge, pay

@@ -392,13 +392,13 @@ def test_a_temporary_table_is_not_the_next_ones(url: str) -> None:
 def test_a_fifth_of_the_pool_is_kept_free(dsn: str, size: int, overflow: int, places: int) -> None:
     with driving(engine_url(dsn), pool_size=size, max_overflow=overflow, pool_timeout=0.05) as (driver, _):
         open_ones = [driver.begin() for _ in range(places)]
-        assert driver.crowded
+        assert driver.is_full
         with pytest.raises(StoreUnavailableError, match="in use"):
             driver.begin()
         assert items(driver) == []  # claims and heartbeats still have theirs
         for tx in open_ones:
             tx.rollback()
-        assert not driver.crowded
+        assert not driver.is_full
 
 
 def test_who_fails_to_begin_takes_no_place(dsn: str) -> None:
@@ -411,7 +411,7 @@ def test_who_fails_to_begin_takes_no_place(dsn: str) -> None:
         for _ in range(3):
             with pytest.raises(SchemaError):
                 driver.begin()
-        assert not driver.crowded
+        assert not driver.is_full
 
 
 @pytest.mark.parametrize("pool", [{"poolclass": NullPool}, {"max_overflow": -1}])

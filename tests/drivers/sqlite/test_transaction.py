@@ -337,5 +337,5 @@ def test_a_commit_does_not_wait_for_a_cursor_of_its_own(path, module):
 
     assert len(tries) == 1
     cursor.close()
-    assert not driver.crowded
+    assert not driver.is_full
     driver.close()

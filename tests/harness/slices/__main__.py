@@ -85,7 +85,7 @@ def fastapi_phased(store: str) -> Any:
             await connection.execute(INSERT.format("$1"), order["item"])
             op.emit("ordered", order)
 
-        async def charge(_: str) -> dict[str, Any]:
+        async def charge(*, key: str) -> dict[str, Any]:
             await _waits(order)
             return {"id": "ch_1"}
 

@@ -204,7 +204,7 @@ _OUTBOX: Final = Case(Effects.OUTBOX)
 _ALL: Final = (
     Mutant(
         "no_fence",
-        "the owner proves its incarnation, not its fence",
+        "the owner proves its incarnation, but not its fence",
         "a zombie writes to a record that its successor owns",
         Rule.FENCED,
         _PHASED,
@@ -213,7 +213,7 @@ _ALL: Final = (
     ),
     Mutant(
         "unconditional_unlock_of_calls",
-        "a settlement proves nothing at all, after an outside call",
+        "a settlement after a call to a provider proves nothing",
         "a zombie ends another owner's request",
         Rule.FENCED,
         _PHASED,
@@ -222,8 +222,8 @@ _ALL: Final = (
     ),
     Mutant(
         "ack_before_commit",
-        "the client gets a success before it is committed",
-        "a crash takes back what was promised",
+        "the client receives a success before it is committed",
+        "a crash loses a response that the client has received",
         Rule.ONE_ANSWER,
         _LOCAL,
         Fault(Point.parse("before:commit"), Manner.DIE),
@@ -234,8 +234,8 @@ _ALL: Final = (
     ),
     Mutant(
         "now_for_leases",
-        "leases are counted from now(), which stands still in a transaction",
-        "a lease that was just written is over already, and a living owner is taken over",
+        "leases are counted from now(), which does not advance within a transaction",
+        "a new lease has already ended, and a live owner is taken over",
         Rule.LEGAL,
         _PHASED,
         Fault(Point.parse("after:commit"), Manner.LOSE),
@@ -244,8 +244,8 @@ _ALL: Final = (
     ),
     Mutant(
         "intent_not_recorded",
-        "a call is made without being announced",
-        "the next owner does not know of it, and makes it again",
+        "a call is made without being recorded first",
+        "the next owner has no record of it, and makes it again",
         Rule.ONE_EFFECT,
         _BLIND,
         Fault(Point.parse("after:charge"), Manner.DIE),
@@ -254,7 +254,7 @@ _ALL: Final = (
     Mutant(
         "key_from_the_attempt",
         "the downstream key changes with each attempt",
-        "the provider takes a repetition for another charge",
+        "the provider treats a repetition as another charge",
         Rule.ONE_EFFECT,
         _PHASED,
         Fault(Point.parse("after:charge"), Manner.DIE),
@@ -272,7 +272,7 @@ _ALL: Final = (
     Mutant(
         "lock_in_the_select_list",
         "the lock is taken while the record is selected, and a new key has none",
-        "a duplicate runs beside the owner, up to the primary key",
+        "a duplicate runs next to the owner, up to the primary key",
         ONE_RUNNER,
         _LOCAL,
         Fault(Point.parse("before:business"), Manner.PAUSE),
@@ -281,8 +281,8 @@ _ALL: Final = (
     ),
     Mutant(
         "upsert",
-        "a claim writes over the row that is there",
-        "what was done is forgotten, and done again",
+        "a claim overwrites an existing row",
+        "the record of the first run is lost, and it runs again",
         Rule.FENCED,
         _BLIND,
         Fault(Point.parse("after:claim"), Manner.DIE),
@@ -291,8 +291,8 @@ _ALL: Final = (
     ),
     Mutant(
         "accepted_by_the_route",
-        "a request is accepted because its route is OUTBOX, not because its parcel is committed",
-        "the client gets 202, and after a crash nobody makes the call",
+        "a request is accepted because its route is OUTBOX, not because its deferred call is committed",
+        "the client receives 202, and after a crash no worker makes the call",
         ACCEPTED_IS_COMMITTED,
         Case(Effects.OUTBOX, claims_first=True),
         Fault(Point.parse("after:claim"), Manner.DIE),
@@ -301,7 +301,7 @@ _ALL: Final = (
     Mutant(
         "reruns_pending",
         "a request that waits for its worker is run again",
-        "the business rows are there twice",
+        "the business rows exist twice",
         Rule.ONE_EFFECT,
         _OUTBOX,
         Fault(Point.parse("after:commit"), Manner.DIE),
@@ -309,8 +309,8 @@ _ALL: Final = (
     ),
     Mutant(
         "lost_commit_is_failure",
-        "an error at COMMIT is taken for a roll-back",
-        "the client gets the answer that nothing happened, and it happened",
+        "an error at COMMIT is treated as a rollback",
+        'the client receives "nothing happened", although it happened',
         Rule.NO_PHANTOM,
         _LOCAL,
         Fault(Point.parse("after:commit"), Manner.LOSE),
@@ -318,8 +318,8 @@ _ALL: Final = (
     ),
     Mutant(
         "relay_by_cursor",
-        "the relay looks at each parcel once, and goes on behind it",
-        "what a dead worker had claimed is never delivered",
+        "the relay reads each message once, and continues behind it",
+        "messages that a dead worker had claimed are never delivered",
         Rule.PROGRESS,
         _OUTBOX,
         Fault(Point.parse("after:due"), Manner.DIE),
@@ -337,7 +337,7 @@ _ALL: Final = (
     Mutant(
         "ack_before_delivery",
         "a message is acknowledged before it is delivered",
-        "a worker that dies in between has lost it",
+        "a worker that dies in between loses the message",
         Rule.OUTBOX,
         _LOCAL,
         Fault(Point.parse("before:receive"), Manner.DIE),

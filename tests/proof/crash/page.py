@@ -23,68 +23,68 @@ _INTRODUCTION: Final = """\
 
 This page is generated: `PYTHONPATH=tests python -m proof.crash.page > docs/explanation/crash-proof.md`.
 
-A request is cut off at every place where that is possible, a retry or a worker comes back for it, and the rest is read
-from where no crash can falsify it: the provider's own ledger, the business rows, and a diary of every committed write
-that triggers keep in the database. The answers that the clients got are written down beside it.
+The crash proof interrupts a request before and after every statement. A retry or a worker then finishes the request,
+and the proof checks the result in places that no crash can falsify: the provider's ledger, the business rows, and a
+log of every committed write that triggers keep in the database. It also checks the responses that the clients
+received.
 
-There is no failpoint in the code that is proven. The *crasher* (`proof.crash.crasher`) stands where a driver
-stands: every statement has a name, so a place is called `after:announce:1` (after the first `announce`),
-`before:commit:2`, `after:charge:1` (the provider has answered, and the owner has not stored it). A run without a fault
-lists the places of a case, and then there is one run for each of them.
+The tested code contains no failpoints. The *crasher* (`proof.crash.crasher`) replaces the driver. Every statement has
+a name, so every point has one, too: `after:announce:1` (after the first `announce`), `before:commit:2`,
+`after:charge:1` (the provider has responded, and the owner has not stored the response). A run without a fault lists
+the points of a case; then there is one run for each point.
 
-The proof stands beside the tests, in `tests/proof/crash`. In a checkout, after `export PYTHONPATH=tests`,
-`python -m proof.crash --store sqlite:////tmp/proof.db` runs all of it on an empty database of yours (SQLite or
+The proof is in `tests/proof/crash`. In a checkout, after `export PYTHONPATH=tests`,
+`python -m proof.crash --store sqlite:////tmp/proof.db` runs all of it on an empty database (SQLite or
 PostgreSQL); `--mutants` runs the mutants below instead.
 
-## What happens at a place
+## Faults
 
 | Fault | What happens |
 | --- | --- |
 """
 
 _MANNERS: Final = {
-    Manner.DIE: "the process is gone; what it had not committed is rolled back, and nothing is tidied up",
-    Manner.PAUSE: "it stands still past its lease, others finish its work, and it goes on as a zombie",
-    Manner.OVERTAKE: "it stands still past its lease, a new owner takes over and dies, and it goes on as a zombie",
-    Manner.INTERRUPT: "the request is cancelled, once; what it still has to do is done, and the clock stands still",
-    Manner.LOSE: "a write's reply is lost, or the write itself: the writer cannot know which",
-    Manner.KILL: "`kill -9` of a real server or worker, by itself, at the place",
-    Manner.STOP: "SIGSTOP of a real server or worker, by itself, at the place; SIGCONT when others are done",
+    Manner.DIE: "the process dies; uncommitted work is rolled back, and no clean-up runs",
+    Manner.PAUSE: "it stalls past its lease, others finish its work, and it continues as a zombie",
+    Manner.OVERTAKE: "it stalls past its lease, a new owner takes over and dies, and it continues as a zombie",
+    Manner.INTERRUPT: "the request is cancelled once; its clean-up runs, and the clock does not advance",
+    Manner.LOSE: "a write's reply is lost, or the write itself: the writer cannot tell which",
+    Manner.KILL: "a real server or worker sends itself SIGKILL at the point",
+    Manner.STOP: "a real server or worker sends itself SIGSTOP at the point; SIGCONT follows when others are done",
 }
 
 _CASES: Final = """
-`die`, `pause`, `overtake` and `lose` are for the exhaustive proof, in one process with a clock that is moved by hand.
-`kill` and `stop` are for real processes: `python -m proof.crash.victim --point after:charge:1 --signal KILL`.
+The exhaustive proof uses `die`, `pause`, `overtake` and `lose`, in one process with a controlled clock.
+`kill` and `stop` apply to real processes: `python -m proof.crash.victim --point after:charge:1 --signal KILL`.
 
-## What is proven
+## Cases
 
-Each of these on SQLite and on PostgreSQL; a 201 means that everything in the second column is there, once.
+Every case runs on SQLite and on PostgreSQL. After a 201, everything in the second column exists exactly once.
 
-| Effects | A 201 means | The provider | The call | Who comes back | What must come of it |
+| Effects | A 201 means | The provider | The call | Finished by | Required result |
 | --- | --- | --- | --- | --- | --- |
 """
 
 _RULES: Final = """
-"In doubt" is exact: the answer is 409 `idempotency_outcome_unknown` if and only if the dead process had announced a
-call and not written down its result (INLINE: had claimed and not settled). Where the provider deduplicates and the call
-is repeatable, there is no doubt at all.
+"Unknown" is exact: the response is 409 `idempotency_outcome_unknown` if and only if the dead process had recorded a
+call and not stored its result (INLINE: had claimed and not settled). If the provider deduplicates and the call
+is repeatable, no outcome is unknown.
 
-## By which rules
+## Rules
 
 """
 
 _MUTANTS: Final = """
-In addition, the lock's own promise: while its holder runs, a duplicate is refused and does not run. And the promise of
-a 202: when a client gets one from an OUTBOX route, the parcel is committed. "Claimed first" is an OUTBOX route on a
+Two more rules hold. While the holder of a lock runs, a duplicate is refused and does not run. When a client receives
+202 from an OUTBOX route, the deferred call is committed. "Claimed first" is an OUTBOX route on a
 store that writes its claim before the handler's transaction begins.
 
-## What the proof is worth
+## Mutants
 
-A proof that nothing fails is worth as much as what it would have caught. Each line is the real code with one rule
-broken, and a place at which the proof catches it. The test suite runs every line, and runs the real code at the same
-place to see that it is the broken rule that was caught.
+Each mutant is the real code with one rule broken, and a point at which the proof catches it. The test suite runs every
+mutant, and runs the real code at the same point to confirm that the broken rule was the cause.
 
-| Mutant | What is broken | What comes of it | Case | Store | Caught at | By |
+| Mutant | What is broken | Consequence | Case | Store | Caught at | By |
 | --- | --- | --- | --- | --- | --- | --- |
 """
 
@@ -115,7 +115,7 @@ def _case(case: Case) -> str:
         Rescue.RESTORED: "the client, after a restored backup",
     }[case.rescue]
     certain = case.effects is Effects.LOCAL or (case.deduplicates and case.repeatable)
-    outcome = "201" if certain else "201, or in doubt; never a second call"
+    outcome = "201" if certain else "201, or unknown; never a second call"
     if certain and calls:
         outcome = "201, one charge"
     effects = f"{case.effects.name}, claimed first" if case.claims_first else case.effects.name

@@ -171,8 +171,8 @@ class Shop:
             op.emit("receipt", {"amount": amount})
             return "settled"
 
-        async def charge(downstream_key: str) -> str:
-            return await self._charge(downstream_key, str(op.key), amount)
+        async def charge(*, key: str) -> str:
+            return await self._charge(key, str(op.key), amount)
 
         await op.phase("payment_created", create)
         charged = await op.call("charge_created", charge, repeatable=self._repeatable, parameters={"amount": amount})

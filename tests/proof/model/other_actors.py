@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from oncekey.core.model import Effects, State
 from oncekey.core.onecommit import WriteKind
-from oncekey.core.rulings import ClaimAgain, Doubt, Next, Supersede, TakeOver
+from oncekey.core.rulings import ClaimAgain, MarkUnknown, Next, Supersede, TakeOver
 from oncekey.core.transitions import Actor, Trigger
 from oncekey.engine.local import LockHeld
 from proof.model.law import Trial, must
@@ -21,7 +21,7 @@ from proof.model.writes import Said, book_of, canonical, put, with_book, written
 _SWAPS: Mapping[type[Next], tuple[At, Trigger]] = {
     TakeOver: (At.TAKING_OVER, Trigger.TAKE_OVER),
     Supersede: (At.SUPERSEDING, Trigger.SUPERSEDE),
-    Doubt: (At.DOUBTING, Trigger.SWEEP),
+    MarkUnknown: (At.DOUBTING, Trigger.SWEEP),
 }
 _UPKEEP = (
     (Actor.SWEEPER, Trigger.SWEEP),

@@ -136,7 +136,7 @@ def notices_no_conflict(
     return sealed or Stored(expires_at=lock_held.proceed.lease.expires_at)
 
 
-def waits_with_its_connection(run: Run) -> Life[None]:
+def waits_with_its_connection(run: Run, *, wait: bool = True) -> Life[None]:
     """A request that waits keeps its transaction, and whatever else it has."""
     if run.lease is None and run.record is None:
         yield from ()

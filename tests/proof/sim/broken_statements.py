@@ -32,7 +32,7 @@ _OF_A_PARCEL: Final = frozenset({"park", "postpone", "deliver"})
 STRANGERS: Final = (
     "take_over",
     "supersede",
-    "doubt",
+    "mark_unknown",
     "commit_retryable",
     "commit_anew",
     "defer_anew",

@@ -152,7 +152,7 @@ class Serving:
             Breaker(now),
             now,
             now,
-            crowded=lambda _: world.rng.chance(world.crowd),
+            is_full=lambda _: world.rng.chance(world.crowd),
             settled_keys=world.settled_keys if world.rng.chance(0.5) else SettledKeys(),
         )
         policy = PATIENT if self.asked.waits else POLICY

@@ -1,5 +1,6 @@
 """Every mistake of a first hour is one sentence when it is made or when the application starts, and no 503 later."""
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
-from starlette.routing import Mount
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
 
 from frameworks.shop import KEY, LedgerOnce, Shop, tenant_of
 from harness.asgi import Caller, call
@@ -27,6 +30,7 @@ from oncekey import (
     Policy,
     SchemaError,
 )
+from oncekey.once import startup
 
 HEADERS = {"Idempotency-Key": KEY}
 
@@ -86,7 +90,7 @@ def test_a_setting_that_there_is_not() -> None:
     ("options", "said"),
     [
         ({"effects": LOCAL, "leas": 3}, "leas is not a setting; the closest one is lease"),
-        ({"effects": LOCAL, "sweep_interval": 3}, "sweep_interval is a setting of the whole application: give it to"),
+        ({"effects": LOCAL, "sweep_interval": 3}, "sweep_interval is a setting of the whole application: pass it as"),
         ({"effects": OUTBOX, "outbox_lease": 3}, "outbox_lease is a setting of the whole application"),
         ({"effects": LOCAL, "complete": False}, "complete has no effect with effects=LOCAL: it is for PHASED"),
         (
@@ -135,7 +139,7 @@ def test_an_option_of_an_installation_that_there_is_not() -> None:
 def test_a_tenant_that_is_no_function(tenant: Any) -> None:
     with pytest.raises(ConfigurationError) as raised:
         Once("memory:").install(FastAPI(), tenant=tenant)
-    assert "takes a function of the request that returns a text, or, in FastAPI, Depends(...)" in sentence(raised)
+    assert "takes a function of the request that returns a string, or, in FastAPI, Depends(...)" in sentence(raised)
 
 
 async def lived(app: Any, said: list[Any] | None = None) -> list[Any]:
@@ -166,41 +170,135 @@ def orders(app: FastAPI, once: Once) -> list[int]:
     return runs
 
 
-async def test_a_forgotten_lifespan(tmp_path: Any) -> None:
-    once, app = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True), FastAPI()
-    once.install(app, tenant=SINGLE_TENANT)
-    orders(app, once)
-    with pytest.raises(ConfigurationError) as raised:
-        await lived(app)
-    assert sentence(raised).startswith("once.lifespan is not running")
-    assert "lifespan=once.lifespan, or once.lifespan_with(its_own)" in str(raised.value)
+def watched(tmp_path: Any, framework: str) -> tuple[Once, Any, list[str]]:
+    """A shop of a framework, and what happens in it."""
+    events: list[str] = []
 
+    class Watched(Once):
+        async def start(self, app: Any = None) -> None:
+            await super().start(app)
+            events.append("ours starts")
 
-async def test_a_forgotten_lifespan_is_told_to_the_server() -> None:
-    said: list[Any] = []
-    with pytest.raises(ConfigurationError):
-        await lived(Shop().app, said)
-    ((kind, message),) = said
-    assert kind == "startup.failed"
-    assert "give the application lifespan=once.lifespan" in message
+        async def drain(self) -> None:
+            await super().drain()
+            events.append("ours drains")
 
+        async def stop(self) -> None:
+            await super().stop()
+            events.append("ours stops")
 
-async def test_a_forgotten_lifespan_beside_the_applications_own(tmp_path: Any) -> None:
-    once, ended = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True), []
+    once = Watched(f"sqlite:///{tmp_path}/a.db", migrate=True)
+
+    @once.protect(effects=LOCAL, operation="create")
+    async def create(request: Request, op: Operation) -> Response:
+        return JSONResponse({"state": getattr(request.state, "pool", None)}, 201)
 
     @asynccontextmanager
     async def mine(_: Any) -> Any:
-        yield
-        ended.append("mine")
+        events.append("the application starts")
+        assert once.running  # the store is open
+        yield {"pool": "mine"}
+        assert once.running
+        events.append("the application stops")
 
-    app = FastAPI(lifespan=mine)
+    make: Any = FastAPI if framework == "fastapi" else Starlette
+    app = make(lifespan=mine, routes=[Route("/a", create, methods=["POST"])])
+    return once, app, events
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "starlette"])
+def test_an_installed_once_lives_around_the_applications_own_lifespan(tmp_path: Any, framework: str) -> None:
+    # On a real server: the store is open for the application's start and stop, and all of ours ends before the latter.
+    once, app, events = watched(tmp_path, framework)
     once.install(app, tenant=SINGLE_TENANT)
-    with pytest.raises(ConfigurationError, match="lifespan_with"):
-        await lived(app)
-    served = FastAPI(lifespan=once.lifespan_with(mine))
-    once.install(served, tenant=SINGLE_TENANT)
-    assert [said for said, _ in await lived(served)] == ["startup.complete", "shutdown.complete"]
-    assert ended == ["mine"]
+    with Served(app) as served:
+        reply = httpx.post(f"http://127.0.0.1:{served.port}/a", headers=HEADERS)
+        assert (reply.status_code, reply.json()) == (201, {"state": "mine"})
+    assert events == [
+        "ours starts",
+        "the application starts",
+        "ours drains",
+        "the application stops",
+        "ours drains",  # there is nothing left
+        "ours stops",
+    ]
+
+
+@pytest.mark.parametrize("framework", ["fastapi", "starlette"])
+async def test_a_lifespan_that_is_given_by_hand_as_well(
+    tmp_path: Any, framework: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make: Any = FastAPI if framework == "fastapi" else Starlette
+    once = Once(f"sqlite:///{tmp_path}/a.db", migrate=True, workers=True)
+    app, checks = make(lifespan=once.lifespan), []
+    once.install(app, tenant=SINGLE_TENANT)
+    monkeypatch.setattr(startup, "check_settings", lambda *_: checks.append(1))
+    async with app.router.lifespan_context(app):
+        assert once.running
+        workers = [task for task in asyncio.all_tasks() if task.get_name() == "oncekey-workers"]
+        assert len(workers) == 1
+    assert not once.running
+    assert workers[0].done()
+    assert checks == [1]
+
+
+async def test_two_of_them_live_in_one_application(tmp_path: Any) -> None:
+    app, first, second = FastAPI(), Once("memory:"), Once("memory:", policy=Policy(docs_url="/other"))
+    first.install(app, tenant=SINGLE_TENANT)
+    second.install(app, tenant=SINGLE_TENANT, status=None)
+    async with app.router.lifespan_context(app):
+        assert first.running
+        assert second.running
+    assert (first.running, second.running) == (False, False)
+
+
+async def test_workers_run_only_while_the_application_does(tmp_path: Any) -> None:
+    seen: list[bool] = []
+
+    def working() -> bool:
+        return any(task.get_name() == "oncekey-workers" for task in asyncio.all_tasks())
+
+    @asynccontextmanager
+    async def mine(_: Any) -> Any:
+        seen.append(working())
+        yield
+        seen.append(working())
+
+    app, once = FastAPI(lifespan=mine), Once(f"sqlite:///{tmp_path}/a.db", migrate=True, workers=True)
+    once.install(app, tenant=SINGLE_TENANT)
+    async with app.router.lifespan_context(app):
+        seen.append(working())
+    assert seen == [False, True, False]
+
+
+async def test_a_start_that_failed_is_tried_in_full_again(tmp_path: Any) -> None:
+    once = Once(f"sqlite:///{tmp_path}/a.db")
+    for _ in range(2):
+        with pytest.raises(SchemaError, match="oncekey migrate up"):
+            await once.start()
+        assert not once.running
+
+
+async def test_a_lifespan_that_was_replaced_is_told_to_the_server() -> None:
+    once, app = Once("memory:"), FastAPI()
+    own = app.router.lifespan_context
+    once.install(app, tenant=SINGLE_TENANT)
+    app.router.lifespan_context = own
+    said: list[Any] = []
+    with pytest.raises(ConfigurationError):
+        await lived(app, said)
+    ((kind, message),) = said
+    assert kind == "startup.failed"
+    assert "once.lifespan is not running" in message
+
+
+def test_a_server_that_runs_no_lifespan(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+    once, app, events = watched(tmp_path, "starlette")
+    once.install(app, tenant=SINGLE_TENANT)
+    with Served(app, lifespan="off", log_level="error", log_config=None) as served:
+        assert httpx.post(f"http://127.0.0.1:{served.port}/a", headers=HEADERS).status_code == 500
+    assert events == []
+    assert "let the server run the application's lifespan (uvicorn: without `--lifespan off`)" in caplog.text
 
 
 async def test_a_lifespan_that_was_forgotten_by_a_test_is_said_at_the_request(tmp_path: Any) -> None:
@@ -218,12 +316,12 @@ async def test_a_lifespan_that_was_forgotten_by_a_test_is_said_at_the_request(tm
 
 async def test_a_mounted_applications_forgotten_lifespan(tmp_path: Any) -> None:
     outer, inner = (Once(f"sqlite:///{tmp_path / name}.db", migrate=True) for name in ("outer", "inner"))
-    app, api = FastAPI(lifespan=outer.lifespan), FastAPI(lifespan=inner.lifespan)  # which no server enters
+    app, api = FastAPI(), FastAPI()  # no server enters the second one's lifespan
     outer.install(app, tenant=SINGLE_TENANT)
     inner.install(api, tenant=SINGLE_TENANT)
     orders(api, inner)
     app.mount("/v1", api)
-    with pytest.raises(ConfigurationError, match="mounted in another starts in that one's lifespan"):
+    with pytest.raises(ConfigurationError, match="mounted application starts in its parent's lifespan"):
         await lived(app)
 
 
