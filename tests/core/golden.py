@@ -194,8 +194,8 @@ def header_lines(rng: Rng) -> tuple[tuple[bytes, bytes], ...]:
 
 
 def tried(compute: Callable[[], object]) -> str:
-    """What comes of it, errors included."""
+    """What comes of it; a refusal by its type, because its sentence may be rewritten."""
     try:
         return repr(compute())
     except OncekeyError as error:
-        return f"{type(error).__name__}: {error}"
+        return type(error).__name__
