@@ -1,6 +1,7 @@
 """Every mistake of a first hour is one sentence when it is made or when the application starts, and no 503 later."""
 
 import asyncio
+import logging
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -292,9 +293,13 @@ async def test_a_lifespan_that_was_replaced_is_told_to_the_server() -> None:
     assert "once.lifespan is not running" in message
 
 
-def test_a_server_that_runs_no_lifespan(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_runs_no_lifespan(
+    tmp_path: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     once, app, events = watched(tmp_path, "starlette")
     once.install(app, tenant=SINGLE_TENANT)
+    # Another test's server may have configured uvicorn's loggers, which then pass nothing on to the root logger.
+    monkeypatch.setattr(logging.getLogger("uvicorn"), "propagate", True)
     with Served(app, lifespan="off", log_level="error", log_config=None) as served:
         assert httpx.post(f"http://127.0.0.1:{served.port}/a", headers=HEADERS).status_code == 500
     assert events == []
