@@ -1,1 +1,1 @@
-"""The flows of oncekey as generators without I/O, and the shells that run them blocking or under asyncio."""
+"""oncekey's flows as generators without I/O, and the shells that run them in blocking code or under asyncio."""

@@ -1,13 +1,13 @@
-"""The actions: what a flow may ask of the runtime that performs it.
+"""The actions that a flow can request from the runtime that runs it.
 
 A flow of the lifecycle is a generator. It yields one of these actions, or a `Transaction` of the store, and a runtime
 (asyncio, threads, the simulator, the crasher) performs the action and sends its result back; a failure is thrown into
-the flow at the same place. Nothing in a flow waits, reads a clock or talks to anything. So one frame can stop at the
-handler and be resumed by another task or thread, a cancelled flow can go on in another task, and a proof can
-stop, kill or interleave it before and after every action.
+the flow at the same place. A flow itself never waits, reads a clock or does I/O. So it can stop at the handler and be
+resumed by another task or thread, a cancelled flow can continue in another task, and a test can stop, kill or
+interleave it before and after every action.
 
 A runtime dispatches by `type(action)`, so none of these classes is subclassed. They are plain classes, because a frozen
-dataclass costs one call more for each field.
+dataclass costs one more call per field.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Tx: TypeAlias = Any
-"""An open business transaction of the runtime's own kind. A flow only passes it back; it has a `.connection`."""
+"""An open business transaction, of a type private to the runtime. Flows only pass it back; it has a `.connection`."""
 
 
 class Interrupted(BaseException):
-    """The caller is cancelled. A runtime throws it at most once, and performs whatever the flow does after it.
+    """The caller was cancelled. A runtime throws it at most once, and performs every action that follows.
 
-    Before the handler, the flow cleans up and raises it again. During a settlement, the flow goes on to its answer:
-    what was executed has to be stored.
+    Before the handler, the flow cleans up and re-raises it. During a settlement, the flow continues to its response:
+    the outcome of what was executed has to be stored.
     """
 
 
 class Begin:
     """Open a business transaction and run `first` in it. Result: `(tx, result of first)`, or `(tx, None)` without.
 
-    A driver may send the first statement in the message of its BEGIN. `blocking`: a `def` handler will write through
+    A driver may send the first statement in the same message as BEGIN. `blocking`: a `def` handler will write through
     the transaction, in a thread. If `first` fails, the runtime leaves nothing open.
     """
 
@@ -81,9 +81,9 @@ class Drop:
 class Commit:
     """Run `last`, then commit what it keeps or roll back what it drops. Result: that `Keep` or `Drop`.
 
-    It is one action, so that no flow can come between a record and its COMMIT. `fold` is for drivers that can send a
-    statement and COMMIT in one message: if it succeeds, it does the same as `last` (the result is then `Keep` of what
-    it reads); if its place is taken, the result is `Drop(None)`. A runtime that cannot fold runs `last`.
+    It is one action, so no other flow can run between writing a record and its COMMIT. `fold` is for drivers that can
+    send a statement and COMMIT in one message: if it succeeds, it does the same as `last` (the result is then `Keep` of
+    what it reads); if its place is taken, the result is `Drop(None)`. A runtime that cannot fold runs `last`.
     """
 
     __slots__ = ("fold", "last", "tx")
@@ -95,9 +95,9 @@ class Commit:
 
 
 class Rollback:
-    """Roll a transaction back and return its connection; has no effect on one that has ended.
+    """Roll back a transaction and return its connection; no-op if the transaction has ended.
 
-    With `wait=False` the flow does not wait for the reply, if the runtime can avoid that.
+    With `wait=False` the flow does not wait for the reply, if the runtime can avoid it.
     """
 
     __slots__ = ("tx", "wait")
@@ -119,7 +119,7 @@ class Flush:
 class Call:
     """Call the application's code, and await what it returns if that is awaitable. Result: what it returns.
 
-    `limit`: the runtime waits at most so many seconds and then raises `TimeoutError`. `within`: the transaction that
+    `limit`: the runtime waits at most this many seconds, then raises `TimeoutError`. `within`: the transaction that
     the code writes through; sessions that dependencies got from the runtime join it until it ends.
     """
 
@@ -135,7 +135,7 @@ class Call:
 
 
 class Sleep:
-    """Wait, without holding anything."""
+    """Wait, holding no transaction or connection."""
 
     __slots__ = ("seconds",)
 
@@ -150,16 +150,16 @@ class ReturnReaders:
 
 
 class ReleaseConnections:
-    """The request is refused: the runtime ends every transaction and session that dependencies got before the claim."""
+    """The request is refused: the runtime ends all transactions and sessions that dependencies got before the claim."""
 
     __slots__ = ()
 
 
 class Aside:
-    """Run a store's flow that looks for an answer while all connections are in use, one request at a time.
+    """Run a store's flow that looks for a stored response while all connections are in use, one request at a time.
 
-    A runtime may wait a moment first. Result: what the flow returns, or None if a connection came free meanwhile.
-    `blocking`: the connections of `def` handlers are meant.
+    A runtime may wait a moment first. Result: what the flow returns, or None if a connection became free meanwhile.
+    `blocking`: this concerns the connections of `def` handlers.
     """
 
     __slots__ = ("blocking", "flow")
@@ -170,9 +170,9 @@ class Aside:
 
 
 class Recall:
-    """Read the answer of a finished record for a repeat. Result: its `Glimpse`, or None (`Recalls.recall`).
+    """Read the response of a finished record for a retry. Result: its `Glimpse`, or None (`Recalls.recall`).
 
-    A runtime may read for several repeats at once.
+    A runtime may read for several retries at once.
     """
 
     __slots__ = ("record_id",)
@@ -184,8 +184,8 @@ class Recall:
 class Consult:
     """Send commands to a shared front. Result: its reply to each command; None: it did not reply.
 
-    It never raises: without a reply the flow asks the store. With `wait=False` the runtime does not wait for the reply
-    if it can avoid that, and the result is None.
+    It never raises: without a reply, the flow reads the store. With `wait=False` the runtime does not wait for the
+    reply if it can avoid it, and the result is None.
     """
 
     __slots__ = ("commands", "line", "wait")
@@ -208,7 +208,7 @@ class Beat:
 
 
 class Later:
-    """Run a store's flow beside the request, again and again until the store answers or `patience` seconds are over."""
+    """Retry a store's flow in the background until the store replies or `patience` seconds have passed."""
 
     __slots__ = ("flow", "patience")
 

@@ -1,25 +1,25 @@
-"""Admission: a request gets the right to execute its handler, or the answer that it gets instead.
+"""Admission: decides whether a request may run its handler, and otherwise which response it gets.
 
-One request is admitted like this. Each question is asked only if the one before gave no verdict:
+A request passes these checks in order. Each check runs only if the one before gave no verdict:
 
     front ──▶ limits ──▶ breaker ──▶ store ─┬─▶ Proceed   the handler runs
-    known     too many   store is           ├─▶ Replay    the stored answer
-    answer    requests   down               ├─▶ Refuse    in progress, key reused, unknown, ...
+    known     too many   store is           ├─▶ Replay    the stored response
+    response  requests   down               ├─▶ Refuse    in progress, key reused, unknown, ...
                                             └─▶ Bypass    the store failed, and the route fails open
 
-The store is asked in one of three ways:
+There are three ways to query the store:
 
 * LOCAL and OUTBOX on the application's own database (`_locked`): the request begins the business transaction first,
   takes the key's lock in it, and reads the record after that (L1). Nothing is written before the one commit, so a
   crash leaves nothing behind. See `engine.local`.
-* Every other request (`_claimed`): one INSERT makes the record IN_PROGRESS with a lease, or finds the record that is
-  there; `core.rulings` then says whether to answer from it, take it over, supersede it or park it. A write whose
-  reply was lost is not repeated blindly: the request reads the record, which names its owner (P7, `engine.request`).
+* Every other request (`_claimed`): one INSERT creates the record IN_PROGRESS with a lease, or finds the existing
+  record; `core.rulings` then decides whether to replay it, take it over, supersede it or park it. A write whose reply
+  was lost is not repeated blindly: the request reads the record, which names its owner (`engine.request`).
 * The completer (`request.resume`) only takes over: it never claims, supersedes or waits.
 
-In wait mode a request that finds its key in progress asks again until its patience is over. It holds neither a
-transaction nor a connection meanwhile. If the request is interrupted, or a reply is lost for good, while its claim may
-be there, the claim is taken back beside the request (`_undo`), so that it does not look like a crash.
+In wait mode, a request that finds its key in progress polls until `wait_max` has passed. It holds neither a transaction
+nor a connection meanwhile. If the request is interrupted, or a reply is lost for good, while its claim may have been
+stored, the claim is withdrawn in the background (`_undo`), so that it does not look like a crash.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ log = logging.getLogger("oncekey")
 
 FIRST_POLL: Final = 0.02
 LONGEST_POLL: Final = 0.5
-"""The longest pause in seconds between two questions of a request that waits for another one."""
+"""The longest pause, in seconds, between two polls of a request that waits for another one."""
 NOT_USED: Final = "claim_not_used"
 
 
 def admit(run: Run) -> Life[Verdict]:
-    """The verdict on a claim. On `Proceed` the run knows its lease, and LOCAL in one commit its transaction."""
+    """The verdict on a claim. On `Proceed` the run has its lease and, for LOCAL in one commit, its transaction."""
     front = run.front
     verdict = yield from (_ask_store(run) if front is None else _ask_front_first(run, front))
     if type(verdict) is Replay:
@@ -98,20 +98,20 @@ def admit(run: Run) -> Life[Verdict]:
             if front is not None:
                 yield from _note_in_front(run, front)
             return verdict
-        # It must hold no connection while it waits, and the transaction that its dependencies used is rolled back.
+        # A waiting request must hold no connection, so the transaction that its dependencies used was rolled back.
         yield from settle(run, NOT_CALLED)
         return local.BUSY
     if not (run.has_early_tx and isinstance(verdict, Bypass)):
-        # A stored answer counts with or without the lock, so it is sent before the lock is released.
+        # A stored response is valid with or without the lock, so it is sent before the lock is released.
         yield from _give_back(run, wait=run.has_early_tx or type(verdict) is not Replay)
     return verdict
 
 
 def recall(site: Site, claim_input: ClaimInput, policy: Policy, asker: Asker) -> Life[Answer | None]:
-    """The stored answer of a key that this process answered before, by one short read. None: ask in full.
+    """The stored response for a key that this process answered before, by one short read. None: call `admit`.
 
-    It gives only an answer that `admit` would give, too, and never refuses. In any doubt, an outage included, it
-    returns None, and the caller asks from the beginning.
+    It returns only a response that `admit` would return, too, and never refuses. If in doubt, and during an outage, it
+    returns None, and the caller starts from the beginning.
     """
     fronts = None if policy.replay_cache is None else site.fronts()
     answers = None if fronts is None else fronts.answers(policy)
@@ -138,7 +138,7 @@ def recall(site: Site, claim_input: ClaimInput, policy: Policy, asker: Asker) ->
 
 
 def _ask_front_first(run: Run, front: Beside) -> Life[Verdict]:
-    """Ask the front, and the store if the front has no answer; then pass the store's answer to the front."""
+    """Read the front, then the store if the front has no verdict; pass the store's verdict to the front."""
     try:
         known = yield from front.find(run)
     except (Interrupted, Exception):
@@ -162,7 +162,7 @@ def _note_in_front(run: Run, front: Beside) -> Life[None]:
 
 
 def _ask_store(run: Run) -> Life[Verdict]:
-    """Ask the store, and turn every failure of the store into a verdict: nothing was executed yet."""
+    """Query the store, and turn every store failure into a verdict: nothing was executed yet."""
     breaker = run.site.breaker
     try:
         if run.limits is not None:
@@ -175,12 +175,12 @@ def _ask_store(run: Run) -> Life[Verdict]:
         if type(verdict) is Refuse and run.policy.on_in_progress is InProgress.WAIT:
             verdict = yield from _wait_for_first(run, verdict)
     except RecordUnreadableError as error:
-        # The store answers and has a record: even a route that fails open must not run now.
+        # The store is up and has a record: even a route that fails open must not run now.
         breaker.worked()
         log.error("oncekey: %s", error)
         return Refuse(Code.RECORD_UNREADABLE)
     except StoreBusyError as error:
-        # The store answers, and its connections are all in use: the breaker must not turn other requests away.
+        # The store is up, but all its connections are in use: the breaker must not turn other requests away.
         log.warning("oncekey: a request was turned away: %s", error)
         return _outage(run.policy)
     except StoreError as error:
@@ -202,7 +202,7 @@ def _ask_store(run: Run) -> Life[Verdict]:
 
 
 def _wait_for_first(run: Run, verdict: Verdict) -> Life[Verdict]:
-    """In wait mode, ask again until the first request is done or the patience is over, and hold nothing meanwhile."""
+    """In wait mode, poll until the first request is done or `wait_max` has passed, holding nothing meanwhile."""
     clock, pause = run.site.clock, FIRST_POLL
     ends = clock() + run.policy.wait_max.total_seconds()
     while isinstance(verdict, Refuse) and verdict.code is Code.IN_PROGRESS and clock() < ends:
@@ -214,7 +214,7 @@ def _wait_for_first(run: Run, verdict: Verdict) -> Life[Verdict]:
 
 
 def _ask_once(run: Run) -> Life[Verdict]:
-    """One question to the store: a completer's take-over, a claim, or the lock in the business transaction."""
+    """One attempt at the store: a completer's take-over, a claim, or the lock in the business transaction."""
     locks = run.store.locks
     if locks is not None and run.enrolment.transactional and not run.resumed:
         return (yield from _locked(run, locks))
@@ -225,7 +225,7 @@ def _ask_once(run: Run) -> Life[Verdict]:
 
 
 def _claimed(run: Run) -> Life[Verdict]:
-    """Claim. If the store has one writer and that is in use, look for a stored answer first."""
+    """Claim. If the store has a single writer and it is in use, look for a stored response first."""
     store, claim, policy = run.store, run.claim, run.policy
     one_writer = store.locks is None or store.locks.one_writer
     if one_writer and run.site.is_full(False):  # noqa: FBT003
@@ -244,12 +244,12 @@ def _claimed(run: Run) -> Life[Verdict]:
 def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     """LOCAL in one commit: begin the business transaction first, and take the lock in it.
 
-    A stored answer needs neither. So the request looks for one first if it is likely (`settled_keys`); if handlers hold
-    all connections (one such request at a time, unless a connection comes free at once); and if no connection can be
-    had at all.
+    A stored response needs neither. So the request looks for one first if it is likely (`settled_keys`); if handlers
+    hold all connections (one such request at a time, unless a connection becomes free at once); and if no connection is
+    available at all.
     """
     store, claim, policy = run.store, run.claim, run.policy
-    opened, run.opened = run.opened, None  # in wait mode, the next question begins a transaction of its own
+    opened, run.opened = run.opened, None  # in wait mode, the next attempt begins its own transaction
     found_answer = None if opened is not None else (yield from _answer_without_transaction(run, locks))
     if found_answer is not None:
         return found_answer
@@ -272,17 +272,17 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
 
 
 def _entered(run: Run, locks: Locks, entry: local.Entry) -> Life[Verdict]:
-    """The verdict on what lock and look have found."""
+    """The verdict on the result of lock and read."""
     match entry:
         case local.LockHeld():
-            if run.early_tx_rolled_back:  # it could only look: the handler's rows would be in another transaction
+            if run.early_tx_rolled_back:  # it could only read: the handler's rows would be in another transaction
                 yield from _give_back(run)
                 return local.BUSY
             run.one_commit = entry
             return entry.proceed
         case local.ClaimFirst():
             run.claiming = True
-            if locks.one_writer:  # a claim is a write of its own, and would wait for this very transaction
+            if locks.one_writer:  # a claim is a separate write, and would wait for this very transaction
                 tx, run.tx, run.early_tx_rolled_back = run.tx, None, run.has_early_tx
                 yield Rollback(tx)
             return (yield from request.begin(run.store, run.claim, run.policy))
@@ -293,7 +293,7 @@ def _entered(run: Run, locks: Locks, entry: local.Entry) -> Life[Verdict]:
 
 
 def _answer_without_transaction(run: Run, locks: Locks) -> Life[Replay | Refuse | None]:
-    """What can be answered without a business transaction. None: nothing, so begin one."""
+    """The verdict that needs no business transaction; None: begin one."""
     store, claim, policy, site = run.store, run.claim, run.policy, run.site
     if run.early_tx_rolled_back:
         return (yield from local.peek(store, locks, run.lock, claim, policy))
@@ -306,18 +306,18 @@ def _answer_without_transaction(run: Run, locks: Locks) -> Life[Replay | Refuse 
             return found_answer
     if run.tx is None and site.is_full(run.enrolment.blocking):
         if locks.one_writer and (yield from locks.holder(run.lock)) is Holder.NOBODY:
-            return None  # a request that queues for the writer looks for an answer itself if that takes long
+            return None  # a request that queues for the writer for long looks for a stored response itself
         try:
             look = local.peek(store, locks, run.lock, claim, policy)
             found: Replay | Refuse | None = yield Aside(look, blocking=run.enrolment.blocking)
         except StoreBusyError:
-            return None  # if no connection is free for the look either, the request can only wait for its place
+            return None  # no connection is free for the read either: the request can only queue
         return found
     return None
 
 
 def _give_back(run: Run, *, wait: bool = True) -> Life[None]:
-    """Roll back our transaction, and end what the request's dependencies read or wrote through."""
+    """Roll back our transaction, and end the sessions that the request's dependencies used."""
     tx, run.tx, run.one_commit = run.tx, None, None
     if tx is not None:
         run.early_tx_rolled_back = run.early_tx_rolled_back or run.has_early_tx
@@ -334,21 +334,21 @@ def _outage(policy: Policy) -> Verdict:
 
 
 def _undo(run: Run) -> Later:
-    """Take the claim back beside the request: it may have been made, and left alone it would look like a crash."""
+    """Withdraw the claim in the background: if it was stored and stayed, it would look like a crash."""
     store, claim = run.store, run.claim
     return Later(lambda: _taken_back(store, claim), claim.lease / SECOND)
 
 
 def _taken_back(store: Store, claim: Claim) -> Flow[None]:
-    """Claim once more, and discard the record if it is ours then.
+    """Claim once more, and discard the record if it is then ours.
 
-    Reading alone could miss a claim that is still being committed; a second claim waits for it, or is made itself. It
-    has another incarnation, because two lives of a key never share one.
+    Reading alone could miss a claim that is still being committed; a second claim waits for it, or succeeds itself. It
+    uses a new incarnation, because two lives of a key never share one.
     """
     record = (yield from store.claim(replace(claim, incarnation=uuid4()))).record
     if record is None or record.state is not State.IN_PROGRESS or record.owner != claim.owner:
         return
-    # A record that we took over was there before us, and stays.
+    # A record that we took over existed before our claim, and stays.
     unused: Settlement = Discarded() if record.attempts == 1 else Retryable(NOT_USED)
     if record.memo or record.intent is not None:
         unused = HandedBack(NOT_USED, counted=False)

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 
 class Engine:
-    """The flows, blocking."""
+    """The flows for blocking code."""
 
     def __init__(self, store: Store, driver: Driver) -> None:
         self.store = store
         self.driver = driver
         self.identity: bytes | None = None
-        """The identity of this installation's tables, once they were checked."""
+        """The identity of this installation's tables, once they have been checked."""
         self._shares = driver if isinstance(driver, Shares) else None
-        # Looked up on the class: a property would be evaluated, and engines are made where no event loop runs.
+        # Looked up on the class: a property would be evaluated, and engines are created where no event loop runs.
         self._bounded = cast("Bounded", driver) if hasattr(type(driver), "is_full") else None
 
     @property
@@ -43,7 +43,7 @@ class Engine:
         self.identity = identity_of(drive(migrating.check(self.store.schema), self.driver.run))
 
     def migrate(self) -> None:
-        """Create the tables; on a store that has some, run the migrations that older versions can work with."""
+        """Create the tables; if they exist, run the migrations that older versions can work with."""
         drive(migrating.at_start(self.store.schema), self.driver.run)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The response of a handler, captured whole before anything is sent: in memory up to what is stored, else on disk (A4).
+"""Captures a handler's whole response before anything is sent: in memory up to the stored size, else on disk.
 
-A body over `max_response_bytes` is sent and not stored, so it is spooled to a temporary file. A body over
-`max_spool_bytes`, or a stream of events, which has no end, is refused: the client gets an error instead.
+A body over `max_response_bytes` is sent but not stored, so it is spooled to a temporary file. A body over
+`max_spool_bytes` or an event stream, which has no end, is refused: the client gets an error instead.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ PIECE = 64 * 1024
 
 
 class IncompleteError(Exception):
-    """The application returned without having begun its response, or without having finished it."""
+    """The application returned without starting its response, or without finishing it."""
 
 
 class Capture:
-    """A response as it is produced. Its header lines are kept as they came; nothing is recomputed."""
+    """A response as it is produced. Header lines are kept as received; nothing is recomputed."""
 
     __slots__ = ("_chunks", "_policy", "_spool", "complete", "headers", "refused", "size", "status")
 
@@ -39,7 +39,7 @@ class Capture:
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Take the status and the header lines; they become tuples, because outer middleware changes lists in place."""
-        self.status = int(status)  # a member of `HTTPStatus` is equal to it, and not the same to a driver
+        self.status = int(status)  # an `HTTPStatus` member is equal to it, but not the same to a driver
         lines = []
         for name, value in headers:
             lines.append((bytes(name), bytes(value)))
@@ -48,7 +48,7 @@ class Capture:
         self.headers = tuple(lines)
 
     def body(self, chunk: bytes, *, more: bool) -> None:
-        """Take one more piece of the body, and whether another one follows."""
+        """Add a piece of the body; `more`: another one follows."""
         self.size += len(chunk)
         self.complete = not more
         if self.refused or not chunk:
@@ -69,7 +69,7 @@ class Capture:
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     def pieces(self) -> Iterator[bytes]:
-        """A spooled body, piece by piece; one that was small enough to be kept comes as a whole."""
+        """The pieces of a spooled body; none if the body is in memory (`kept`)."""
         if self._spool is None:
             return
         self._spool.seek(0)
@@ -77,7 +77,7 @@ class Capture:
             yield piece
 
     def close(self) -> None:
-        """Forget the body."""
+        """Discard the body."""
         self._chunks.clear()
         if self._spool is not None:
             self._spool.close()

@@ -1,10 +1,10 @@
-"""From the parts of a request to its claim: key, fingerprint, scope and seed, checked in that order.
+"""Builds the claim of a request from its parts: key, fingerprint, scope and seed, checked in that order.
 
-Nothing here waits, and nothing knows a framework. An adapter that has all parts at once calls `claim_of`. One that has
-to wait in between, for the body or for the authentication that names the tenant, calls its three parts in the same
-order: `key_of` before it reads the body, because a request without a good key is refused whatever its body is;
-`fingerprint_for` before it asks who the caller is; and then `claim_input_of`, whose result is all that is needed to
-find a stored answer, and `claim_for`. A refusal by any of them stores nothing.
+Nothing here waits or depends on a framework. An adapter that has all parts at once calls `claim_of`. One that has to
+wait in between, for the body or for the authentication that names the tenant, calls its steps in the same order:
+`key_of` before it reads the body, because a request without a valid key is refused whatever its body is;
+`fingerprint_for` before it identifies the caller; and then `claim_input_of`, whose result is enough to find a stored
+response, and `claim_for`. A refusal by any of them stores nothing.
 
 Everything that does not depend on the request is computed at enrolment, see `Enrolment`.
 
@@ -43,13 +43,13 @@ security = logging.getLogger("oncekey.security")
 GUESSABLE: Final = "oncekey: a key of %s can be guessed (digest %s): clients should send random keys, such as UUIDs"
 
 PROCESS = f"{socket.gethostname()}:{os.getpid()}"
-"""The owner of the claims of this process. Read it from the module: a forked process has another one."""
+"""The owner of the claims of this process. Read it from the module each time: it changes in a forked process."""
 CREDENTIAL_FIELDS: Final = frozenset(
     {b"authorization", b"proxy-authorization", b"x-api-key", b"api-key", b"x-auth-token", b"x-access-token"}
 )
-"""Header fields that hold a credential, by itself or after the name of its scheme."""
+"""Header fields that hold a credential, either alone or after the name of its scheme."""
 SHORTEST_CREDENTIAL: Final = 16
-"""A shorter value is no secret: a test may well send `Bearer acme` for the tenant `acme`."""
+"""A shorter value is not a secret: a test may send `Bearer acme` for the tenant `acme`."""
 IS_CREDENTIAL: Final = (
     "the {what} function returned the credential of the field {field!r}, and oncekey stores what it returns in clear: "
     "return the id of the user or of the account that the credential belongs to; to bind keys to the credential "
@@ -73,7 +73,7 @@ class Parts(NamedTuple):
     content_type: bytes | None
     body: bytes
     root_path: str = ""
-    """Where the application is mounted; the completer repeats the request there."""
+    """The path where the application is mounted; the completer repeats the request there."""
 
 
 class Caller(NamedTuple):
@@ -81,9 +81,9 @@ class Caller(NamedTuple):
 
     tenant: str
     principal: str | None = None
-    """Who in the tenant; needed where keys are bound to principals, and kept for the completer where there is one."""
+    """The user within the tenant; required if keys are bound to principals, and stored for the completer, if any."""
     token: str | None = None
-    """The caller's credential; used only where keys are bound to tokens."""
+    """The caller's credential; used only if keys are bound to tokens."""
 
 
 class ClaimInput(NamedTuple):
@@ -136,7 +136,7 @@ def key_of(lines: Sequence[bytes], enrolment: Enrolment) -> str | Refuse:
 
 
 def personal(key: str, policy: Policy) -> str | Refuse:
-    """A key that looks like personal data: refused or logged, as the policy says."""
+    """Refuse or log a key that looks like personal data, depending on the policy."""
     if policy.pii_check is KeyCheck.REJECT:
         return Refuse(Code.KEY_MALFORMED, detail="The key looks like personal data; use a random value.")
     log.warning("oncekey: a key looks like personal data (digest %s): use random keys", key_digest(key))
@@ -144,7 +144,7 @@ def personal(key: str, policy: Policy) -> str | Refuse:
 
 
 def fingerprint_for(parts: Parts, enrolment: Enrolment, chosen: Chosen | None = None) -> str | Refuse:
-    """The fingerprint, which tells this request from another one under its key, or the refusal.
+    """The fingerprint, which distinguishes this request from another with the same key, or the refusal.
 
     `chosen` is what `chosen_of` returned, if it was called before.
     """
@@ -162,7 +162,7 @@ def fingerprint_for(parts: Parts, enrolment: Enrolment, chosen: Chosen | None = 
 
 
 def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
-    """The value that the route's own function chooses to count, for an adapter that hashes in another thread."""
+    """The value that the route's own function selects, for an adapter that hashes in another thread."""
     if enrolment.extract is None or len(parts.body) > enrolment.policy.max_request_bytes:
         return None
     try:
@@ -172,7 +172,7 @@ def chosen_of(parts: Parts, enrolment: Enrolment) -> Chosen | Refuse | None:
 
 
 def claim_input_of(key: str, fingerprint: str, parts: Parts, enrolment: Enrolment, caller: Caller) -> ClaimInput:
-    """The input of a claim, by which a stored answer is found, too; from the key and the fingerprint of a request."""
+    """The input of a claim, from the key and fingerprint of a request; it is also used to find a stored response."""
     scope = scope_for(enrolment.policy, enrolment.namespace, caller, enrolment.operation)
     if caller.principal is not None or len(caller.tenant) >= SHORTEST_CREDENTIAL:
         check_names(caller, parts.headers)
@@ -180,7 +180,7 @@ def claim_input_of(key: str, fingerprint: str, parts: Parts, enrolment: Enrolmen
 
 
 def scope_for(policy: Policy, namespace: str, caller: Caller, operation: str) -> str:
-    """Whose key it is: that of the caller, and of one operation if the policy separates them."""
+    """The scope of a key: the caller, and the operation if the policy separates operations."""
     tenant, principal, token = caller
     owned = (namespace, tenant, _OPERATION, operation) if policy.separate_operations else (namespace, tenant)
     if policy.bind_to is BindTo.TENANT:
@@ -189,10 +189,10 @@ def scope_for(policy: Policy, namespace: str, caller: Caller, operation: str) ->
 
 
 def check_names(caller: Caller, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse a tenant or a principal that is the caller's own credential: both are stored in clear.
+    """Refuse a tenant or principal that is the caller's own credential: both are stored in clear.
 
     Raises:
-        ConfigurationError: One of the functions returned what the request authenticates itself with.
+        ConfigurationError: One of the functions returned the credential of the request.
     """
     named = {caller.tenant: "tenant", caller.principal: "principal"}
     for field, value in headers:
@@ -211,7 +211,7 @@ def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: fr
     if enrolment.completes:
         about = kept_request.about_of(record_id, fingerprint)
         kept = kept_request.to_stored(kept_request.kept_request_of(parts, caller, keep_headers), policy.secret, about)
-    # One random draw for both names. It comes from the kernel, so a forked process draws another one.
+    # One random draw for both ids. It comes from the kernel, so a forked process gets different bytes.
     drawn = os.urandom(24)
     return Claim(  # by position, because a class takes twice as long to read its arguments by name
         record_id,

@@ -20,7 +20,7 @@ else:
     __getattr__ = exports(Engine="engine.blocking_shell")
 
 SOON = 0.2
-"""Seconds that a request waits for a connection before it looks for an answer: quick handlers are done by then."""
+"""Seconds a request waits for a connection before it looks for a stored response: quick handlers are done by then."""
 
 UNSHARED = "effects={effects} needs a store that shares the application's transactions: `oncekey stores` says which do"
 UNOPENED = (
@@ -30,22 +30,22 @@ UNOPENED = (
 
 
 class AsyncEngine:
-    """The flows, under asyncio."""
+    """The flows for asyncio."""
 
     def __init__(self, store: Store, driver: AsyncDriver) -> None:
         self.store = store
         self.driver = driver
         self.identity: bytes | None = None
-        """The identity of this installation's tables, once they were checked."""
+        """The identity of this installation's tables, once they have been checked."""
         self._shares = driver if isinstance(driver, AsyncShares) else None
-        # Looked up on the class: a property would be evaluated, and engines are made where no event loop runs.
+        # Looked up on the class: a property would be evaluated, and engines are created where no event loop runs.
         self._bounded = cast("Bounded", driver) if hasattr(type(driver), "is_full") else None
         self._reads = driver if isinstance(driver, AsyncReads) else None
         self._waits = driver if isinstance(driver, AsyncWaits) else None
         self.folds = driver if isinstance(driver, AsyncFolds) else None
-        """The driver, if it can send a statement in the message of a BEGIN."""
+        """The driver, if it can send a statement in the same message as BEGIN."""
         self.aside = asyncio.Lock()
-        """Lets the requests that look while they wait for a connection do so one by one, so that claims find room."""
+        """Serialises the reads of requests that wait for a connection, so that claims still get one."""
 
     @property
     def is_full(self) -> bool:
@@ -53,7 +53,7 @@ class AsyncEngine:
         return self._bounded is not None and self._bounded.is_full
 
     async def wait_for_slot(self) -> bool:
-        """Wait a moment for a free connection; whether there is one. False for a driver that cannot tell."""
+        """Wait a moment for a free connection; return whether there is one. False if the driver cannot tell."""
         return self._waits is not None and await self._waits.wait_for_slot(SOON)
 
     async def find(self, record_id: RecordId) -> Snapshot:
@@ -68,11 +68,11 @@ class AsyncEngine:
 
     @property
     def reads_apart(self) -> bool:
-        """Whether a transaction that only reads does not keep the writer waiting."""
+        """Whether a read-only transaction does not block the writer."""
         return self._reads is not None
 
     async def read(self) -> AsyncOpenTransaction:
-        """Open a transaction to read through, which is rolled back."""
+        """Open a transaction for reading; it is rolled back at its end."""
         return await (self.open() if self._reads is None else self._reads.read())
 
     async def check(self) -> None:
@@ -80,7 +80,7 @@ class AsyncEngine:
         self.identity = identity_of(await adrive(migrating.check(self.store.schema), self.driver.run))
 
     async def migrate(self) -> None:
-        """Create the tables; on a store that has some, run the migrations that older versions can work with."""
+        """Create the tables; if they exist, run the migrations that older versions can work with."""
         await adrive(migrating.at_start(self.store.schema), self.driver.run)
 
     async def close(self) -> None:
