@@ -139,5 +139,7 @@ async def test_messages(kind: str, postgres_dsn: str) -> None:
                 proxy.count()
                 assert (await shop.send("/orders?item=tea", key=key)).replayed
                 assert await runtime.running_work.wait(PATIENCE)  # for the ROLLBACK, which no client waits for
-            # The response came with the first one. psycopg reads the reply to the ROLLBACK when it uses the connection.
-            assert len(proxy.messages) <= 2, proxy.messages
+            # The response came with the first one. A ROLLBACK of the turn before may be seen here: psycopg reads the
+            # reply to it when it uses the connection again.
+            said = [message for message, _ in proxy.messages if b"BEGIN" in message or b"ROLLBACK" not in message]
+            assert len(said) == 1, proxy.messages
