@@ -1,4 +1,4 @@
-"""From the end of a handler to its answer: what its captured response decides, replays, and refusals."""
+"""Decides what the end of a handler means, and builds the responses of replays and refusals."""
 
 from __future__ import annotations
 
@@ -80,19 +80,19 @@ class HandlerEnded:
     kept: bool = False
     rolled_back: bool = False
     error: BaseException | None = None
-    """The handler's exception, even if the application made a response of it."""
+    """The handler's exception, even if the application turned it into a response."""
     cancelled: bool = False
     """The exception was a cancellation."""
     began: int = field(default_factory=operation_begins)
-    """When it began, in the order in which errors leave protected functions (`leaving`)."""
+    """The number at which the operation began, by the counter of `leaving`."""
 
 
 def decided(
     run: Run, ended: HandlerEnded, captured: Captured, error: BaseException | None
 ) -> tuple[Decision, Answer | None]:
-    """The decision, and oncekey's own answer if the handler's must not be sent.
+    """The decision, and oncekey's own response if the handler's must not be sent.
 
-    `error` is the exception that left the application: then there is no complete response.
+    `error` is an exception that left the application, which then has no complete response.
     """
     policy, effects = run.policy, run.enrolment.effects
     raised = ended.error or error
@@ -114,12 +114,12 @@ def decided(
     if captured.refused is not None:
         log.error("oncekey: the answer cannot be captured: %s", captured.refused)
         return decide(effects, policy, replace(ending, status=None, error=captured.refused)), failed
-    # The application's error page is made outside of this middleware and may show a traceback: it is never stored.
+    # The application's error page is created outside this middleware and may show a traceback: it is never stored.
     final = isinstance(raised, Exception) and not ending.not_executed  # a cancellation is not a final outcome
     if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and final:
         ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
         return decide(effects, policy, ours), failed
-    unfinished = replace(ending, status=None)  # a response that was begun does not count
+    unfinished = replace(ending, status=None)  # an incomplete response does not count
     decision = decide(effects, policy, unfinished)
     instead = _instead(run, decision, unfinished)
     said = isinstance(raised, NotExecutedError) and not is_inner(raised, ended.began)
@@ -129,7 +129,7 @@ def decided(
 def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseException | None) -> Ending:
     policy, phased_run = run.policy, run.phased_run
     if phased_run is not None and ended.cancelled and run.site.stopping():
-        phased_run.halted = True  # by a server that stops
+        phased_run.halted = True  # the server is stopping
     return Ending(
         status=captured.status,
         headers=captured.headers,
@@ -146,12 +146,12 @@ def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseExcep
 
 
 def _is_proof(raised: BaseException | None, ended: HandlerEnded, policy: Policy) -> bool:
-    """Whether what the handler raised proves that nothing was sent; an inner call's error is only about that call."""
+    """Whether the handler's exception proves that nothing was sent; an inner call's error concerns only that call."""
     return raised is not None and not is_inner(raised, ended.began) and proves_nothing_sent(raised, policy)
 
 
 def _record_of(run: Run) -> Record:
-    """The record; before the commit of a new key in one commit, the record that it would be."""
+    """The record. A new key in one commit has none yet: then the record that a claim would have created."""
     if run.record is not None:
         return run.record
     assert run.one_commit is not None
@@ -159,7 +159,7 @@ def _record_of(run: Run) -> Record:
 
 
 def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
-    """The answer that replaces the handler's if that would be untrue: its call is open, or not made yet."""
+    """The response that replaces an untrue one of the handler: a call is open or deferred, or rows were rolled back."""
     progress, operation = ending.progress, run.enrolment.operation
     reading = read(run.enrolment.effects, ending, run.policy)
     match decision.settlement:
@@ -173,7 +173,7 @@ def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
         case Doubtful() if progress.call_open:
             return refused(run, Refuse(Code.OUTCOME_UNKNOWN))
         case Doubtful() if reading is Reading.NEVER_STORED:
-            # A client takes each of these statuses for a proof that nothing was executed (F5).
+            # Clients treat each of these statuses as proof that nothing was executed.
             log.error(NO_PROOF, operation, ending.status)
             return refused(run, Refuse(Code.OUTCOME_UNKNOWN))
         case HandedBack(last_error) if last_error == STOPPED:
@@ -203,7 +203,7 @@ def refusal(
     status_url: str | None = None,
     trace_id: str = "",
 ) -> Answer:
-    """The answer to a request that is not executed; its instance stands in the answer and in the log."""
+    """The response to a request that is not executed; the response and the log contain the same instance id."""
     instance = uuid4()
     log.info("oncekey: refused with %s (instance %s)", refused.code.value, instance)
     if refused.code is Code.KEY_REUSED and claim is not None:
@@ -220,7 +220,7 @@ def refusal(
 
 
 def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
-    """The stored answer; only the problem that replaces an answer that was not kept has an instance and a location."""
+    """The stored response. Only the problem that replaces a body that was not stored has an instance and a location."""
     stored = verdict.record.response
     if stored is not None and stored.body is not None:
         return answers.replay(verdict, policy, echo=asker.echo)
@@ -241,7 +241,7 @@ def fields_of(event: str, claim: Claim, **more: str) -> dict[str, str]:
 
 
 def refused(run: Run, refuse: Refuse) -> Answer:
-    """The refusal as the answer to the request of a run."""
+    """The refusal as the response to the request of a run."""
     asker = run.asker
     return refusal(
         refuse, run.policy, claim=run.claim, echo=asker.echo, status_url=asker.status_url, trace_id=asker.trace_id
@@ -249,14 +249,14 @@ def refused(run: Run, refuse: Refuse) -> Answer:
 
 
 def in_doubt(run: Run) -> Answer:
-    """503 with the code of an unknown outcome: it may have happened, and the store cannot say so yet."""
+    """503 with the code of an unknown outcome: the operation may have been executed, and no record confirms it."""
     policy = run.policy.override(on_unknown=503)
     unknown, asker = Refuse(Code.OUTCOME_UNKNOWN, retry_after=1), run.asker
     return refusal(unknown, policy, echo=asker.echo, status_url=asker.status_url, trace_id=asker.trace_id)
 
 
 def answer_to(run: Run, verdict: Verdict) -> Answer:
-    """The answer that the request of a run gets instead of its handler's."""
+    """The response of a verdict, which replaces the handler's."""
     match verdict:
         case Replay():
             return replayed(verdict, run.policy, run.asker)
@@ -269,7 +269,7 @@ def answer_to(run: Run, verdict: Verdict) -> Answer:
 
 
 def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
-    """Whether an error proves that nothing reached the outside; a hook that fails proves nothing."""
+    """Whether an error proves that nothing was sent to a provider; a hook that raises proves nothing."""
     try:
         return isinstance(error, NotExecutedError) or policy.is_definitely_not_executed(error)
     except Exception as failure:  # noqa: BLE001  (the application's own hook)
@@ -278,7 +278,7 @@ def proves_nothing_sent(error: BaseException, policy: Policy) -> bool:
 
 
 def rows_of(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended: object, *, raised: bool) -> Business:
-    """What happens to the rows of a handler that ran without a record: responses and HTTP exceptions name a status."""
+    """Whether to commit the rows of a handler without a record, by the status of its response or HTTP exception."""
     if raised and not isinstance(ended, Exception):
         return Business.ROLLBACK
     status = getattr(ended, "status_code", None if raised else 200)
@@ -297,22 +297,21 @@ def rows_of(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended
     return decide(enrolment.effects, enrolment.policy, ending).business
 
 
-# Errors that came out of a protected function which was called inside of another operation. What a handler raises may
-# decide its own outcome: `NotExecutedError` means that nothing was sent, `RejectedError` is a function's final no. If a
-# protected function that the handler called raised it, it is a statement about that call, and proves nothing about the
-# handler. So each error that leaves a protected function gets the next number of one counter, and each operation notes
-# the number at which it began: an error is an inner one if it got its number later. An error object that an application
-# raises again and again is not mistaken for one.
+# A handler's exception may decide its outcome: `NotExecutedError` means that nothing was sent, `RejectedError` is a
+# final refusal. If it comes from a protected function that the handler called, it concerns only that call, and proves
+# nothing about the handler. So each error that leaves a protected function gets the next number of one counter, and
+# each operation stores the number at which it began: an error with a later number is an inner one. An error object that
+# an application raises repeatedly is not mistaken for one.
 
 
 def leaving(error: E) -> E:
-    """The error, marked as one that leaves a protected function."""
+    """Number an error that leaves a protected function, and return it."""
     with suppress(AttributeError, TypeError):  # an exception class may refuse attributes
         setattr(error, _LEFT, next(_NUMBERS))
     return error
 
 
 def is_inner(error: BaseException, began: int) -> bool:
-    """Whether the error left a protected function after the operation began at `began`."""
+    """Whether the error left a protected function after the operation with the number `began` began."""
     number = getattr(error, _LEFT, 0)
     return isinstance(number, int) and number > began

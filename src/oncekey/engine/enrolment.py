@@ -27,7 +27,7 @@ WHAT_EFFECTS_MEAN = (
 )
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
-"""Methods that change nothing: a decorated handler asks for no key there, and a key has no effect."""
+"""Methods that change nothing: a decorated handler does not require a key for them, and a key has no effect."""
 
 NEEDS_KEY = (
     "{operation}: effects={effects} is gone on with by its key, so every request needs one; "
@@ -38,7 +38,7 @@ SCHEMA = "oncekey"
 """The schema that is hashed into the locks of LOCAL requests."""
 
 NO_NAMESPACE = "-"
-"""What stands in a scope if the policy names no namespace."""
+"""The first part of a scope if the policy has no namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +49,17 @@ class Enrolment:
     effects: Effects
     policy: Policy
     owner: object = field(repr=False)
-    """The `Once` that protects it: a request is claimed by the innermost installation of that one."""
+    """The `Once` that protects it; the innermost installation of that `Once` claims the request."""
     extract: Callable[[Request], Mapping[str, object] | bytes] | None = None
-    """Chooses the content of the fingerprint, if it is not the whole body."""
+    """Selects the content of the fingerprint, if it is not the whole body."""
     blocking: bool = False
     """The handler is a plain `def`."""
     recovery: Recovery = field(init=False)
-    """What a lease that ran out means; stored with every claim. It and all fields below are computed once."""
+    """How to treat an expired lease; stored with every claim. This and all fields below are computed once."""
     transactional: bool = field(init=False, repr=False, compare=False)
-    """Whether the handler gets the transaction that its key commits with."""
+    """Whether the handler gets the transaction that also commits its record."""
     completes: bool = field(init=False, repr=False, compare=False)
-    """Whether the completer may go on without the client: then the request is kept (H7)."""
+    """Whether the completer may resume without the client: then the request is stored."""
     shortest_key: int = field(init=False, repr=False, compare=False)
     """The smallest length of a key."""
     namespace: str = field(init=False, repr=False, compare=False)
@@ -67,14 +67,14 @@ class Enrolment:
     body_patience: float = field(init=False, repr=False, compare=False)
     """Seconds that a body may take to arrive."""
     spans: Spans = field(init=False, repr=False, compare=False)
-    """The durations that every claim carries."""
+    """The durations of every claim."""
     fingerprints: Fingerprints = field(init=False, repr=False, compare=False)
     seeds: Seeds = field(init=False, repr=False, compare=False)
     locks: LockNumbers = field(init=False, repr=False, compare=False)
     limited: bool = field(init=False, repr=False, compare=False)
-    """Whether the route limits how many requests come, or how old they are."""
+    """Whether the route limits the number of new or live keys, or the age of requests."""
     fronted: bool = field(init=False, repr=False, compare=False)
-    """Whether a front is asked before the store."""
+    """Whether a front is read before the store."""
     whole: bool = field(init=False, repr=False, compare=False)
     """Whether the fingerprint covers the whole request: then an equal fingerprint means an equal request."""
 
@@ -83,7 +83,7 @@ class Enrolment:
         if not policy.require_key and effects in (Effects.PHASED, Effects.OUTBOX):
             raise ConfigurationError(NEEDS_KEY.format(operation=self.operation, effects=effects.name))
         if effects is Effects.OUTBOX and policy.on_in_progress is InProgress.ACCEPTED:
-            # Its 202 means that the parcel is committed; before that a retry gets 409 (O5).
+            # Its 202 means that the parcel is committed; before that a retry gets 409.
             policy = policy.override(on_in_progress=InProgress.CONFLICT)
             object.__setattr__(self, "policy", policy)
         derived = {
@@ -106,12 +106,12 @@ class Enrolment:
             "limited": (policy.max_request_age or policy.max_new_keys_per_second or policy.max_live_keys) is not None,
         }
         for name, value in derived.items():
-            # A frozen class has no other way to fill in its own fields.
+            # A frozen class has no other way to set its own fields.
             object.__setattr__(self, name, value)
 
 
 class Spans(NamedTuple):
-    """The durations of a policy that every claim carries, in microseconds."""
+    """The durations of every claim, in microseconds."""
 
     lease: Duration
     deadline: Duration
@@ -135,14 +135,14 @@ def enrol(operation: str, effects: Effects, policy: Policy, owner: object, **opt
 
 
 class Patterns:
-    """Enrolments by pattern, the first that matches wins."""
+    """Enrolments by pattern; the first match wins."""
 
     def __init__(self, enrolments: Mapping[str, Enrolment]) -> None:
         self._patterns = tuple((patterns.Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
         self.patterns = tuple(pattern for pattern, _ in self._patterns)
-        """The patterns that were enrolled."""
+        """The enrolled patterns."""
         self.methods = frozenset(pattern.method for pattern in self.patterns)
-        """The methods that they name."""
+        """The methods of the patterns."""
 
     def __iter__(self) -> Iterator[Enrolment]:
         return iter([enrolment for _, enrolment in self._patterns])
@@ -155,10 +155,10 @@ class Patterns:
         return None
 
     def find_spelled(self, method: str, *paths: str) -> Enrolment | None:
-        """The enrolment of a request to an application whose router cannot be asked, by any spelling of its path.
+        """The enrolment of a request by any spelling of its path, for an application whose router cannot be queried.
 
-        An application may serve `//jobs` and `/jobs/` as `/jobs`. So they are protected, too: a request that needs no
-        key is asked for one rather than a handler executed twice.
+        An application may serve `//jobs` and `/jobs/` as `/jobs`, so both are protected, too: requiring a key that is
+        not needed is better than running a handler twice.
         """
         if method not in self.methods:
             return None

@@ -1,25 +1,24 @@
-"""Fronts: memories of finished answers and of keys in progress, which are asked before the store.
+"""Fronts: caches of finished responses and of keys in progress, which are read before the store.
 
-`Answering` is the protocol of a cache of finished answers, with three verbs: find, keep, forget. `recent.Answers`
+`Answering` is the protocol of a cache of finished responses, with three verbs: find, keep, forget. `recent.Answers`
 implements it in the memory of a process, `SharedAnswers` in a Redis or Valkey that all processes share. `Holds` is the
-shared memory of keys in progress. All of them follow four rules.
+shared cache of keys in progress. All of them follow four rules.
 
-**Never authoritative.** An answer is kept after its COMMIT was acknowledged, or after it was read from a committed
-record; a key is held after the store granted the claim. Nothing is written before the store's reply. A copy is judged
-by the same pure rules as a record. If a copy is missing, unreadable or too old, or the front does not reply, the store
-is asked as if there were no front.
+**Never authoritative.** A response is cached after its COMMIT was acknowledged, or after it was read from a committed
+record; a key in progress is cached after the store granted the claim. Nothing is written before the store's reply. A
+copy is judged by the same pure rules as a record. If a copy is missing, unreadable or too old, or the front does not
+reply, the request reads the store as if there were no front.
 
 **Sealed.** A name is a keyed hash of installation, scope and key, and a value is encrypted and authenticated under that
 name (AES-GCM), with a key that is derived from the policy's secret. So a Redis can read nothing, and a value that it
-invents, cuts off, or takes from another key, tenant or installation is not accepted.
+invents, truncates, or takes from another key, tenant or installation is rejected.
 
-**Ending by the store's clock.** A Redis can still return what was true once: a copy from before an operator's `bust`,
-or from before a settlement. So each value contains, under the seal, the instant until which it counts: never longer
-than the front's `life` after the store's reply, and never past the record's own expiry. `StoreClock` estimates the
-store's time.
+**Expiring by the store's clock.** A Redis can still return outdated values: a copy from before an operator's `bust`, or
+from before a settlement. So each value contains, under the seal, the instant at which it expires: at most the front's
+`life` after the store's reply, and never after the record's own expiry. `StoreClock` estimates the store's time.
 
-**Removed in time.** `forget` writes a mark instead of deleting, and a request that fills in an answer never replaces a
-value. So an answer that was read from the store before a bust cannot be filled in after it.
+**Removed in time.** `forget` writes a mark instead of deleting, and a request that fills in a response never replaces a
+value. So a response that was read from the store before a bust cannot be filled in after it.
 """
 
 from __future__ import annotations
@@ -72,25 +71,25 @@ Said: TypeAlias = "list[bytes | None] | None"
 """The reply of a shared front to each command; None: it did not reply."""
 ANSWER, HOLD = "a", "h"
 GONE: Final = b"gone"
-"""The mark in place of an answer that was removed. It is no sealed value, so its reader asks the store."""
+"""The mark in place of a removed response. It is not a sealed value, so its reader queries the store."""
 _NONCE: Final = 12
 
 
 class Answering(Protocol):
-    """A cache of finished answers. Its verbs are flows, because a shared one is asked over the network."""
+    """A cache of finished responses. Its verbs are flows, because a shared cache is read over the network."""
 
     def find(self, asked: Claim | ClaimInput, policy: Policy) -> Life[Replay | Refuse | None]:
-        """The verdict of the key's copy, by the same rules as for a record of the store. None: ask the store."""
+        """The verdict on the key's copy, by the same rules as for a record. None: read the store."""
 
     def keep(self, replay: Replay, life: Duration) -> Life[None]:
-        """Keep an answer that the store gave, for at most so long."""
+        """Cache a response from the store, for at most `life`."""
 
     def forget(self, record_id: RecordId) -> Life[bool]:
-        """Stop giving this answer; False if that is not certain before its life is over."""
+        """Remove a response; False if it may still be sent until its life ends."""
 
 
 class Vault:
-    """The names and the seals of one installation's copies under one secret."""
+    """Names and seals the copies of one installation, with one secret."""
 
     __slots__ = ("_aead", "_identity", "_names", "_seals")
 
@@ -101,7 +100,7 @@ class Vault:
         self._seals = blake2b(secret, digest_size=32, person=b"oncekey seals").digest()
 
     def name(self, kind: str, record_id: RecordId) -> bytes:
-        """The name of the copy about a key. Without the secret the name does not reveal the key."""
+        """The name of a key's copy; without the secret it does not reveal the key."""
         parts = frame(self._identity, kind.encode(), raw(record_id.scope), raw(record_id.key))
         return b"oncekey:%b:%b" % (
             kind.encode(),
@@ -109,13 +108,13 @@ class Vault:
         )
 
     def seal(self, name: bytes, plain: bytes) -> bytes:
-        """A value for this name, and for no other one."""
+        """Seal a value for this name only."""
         nonce = os.urandom(_NONCE)
         sealed: bytes = self._cipher(name).encrypt(nonce, plain, name)
         return nonce + sealed
 
     def unseal(self, name: bytes, sealed: bytes) -> bytes | None:
-        """The value that was sealed for this name; None: these bytes were not."""
+        """The value that was sealed for this name; None if these bytes were not."""
         try:
             plain: bytes = self._cipher(name).decrypt(sealed[:_NONCE], sealed[_NONCE:], name)
         except Exception:  # noqa: BLE001  (a value that is not ours: too short, of another type, another seal)
@@ -123,7 +122,7 @@ class Vault:
         return plain
 
     def _cipher(self, name: bytes) -> Any:  # noqa: ANN401  (cryptography's, which is optional)
-        # One key for each name, so that random nonces do not repeat under one key, however many values are sealed.
+        # Each name has its own key, so random nonces do not repeat under one key, however many values are sealed.
         return self._aead(blake2b(name, digest_size=32, key=self._seals).digest())
 
 
@@ -156,15 +155,15 @@ class Shelf:
         self._notify = notify
 
     def now(self) -> Instant | None:
-        """The latest instant that the store's clock may show; None: unknown, so ask the store, whose reply tells it."""
+        """The latest instant that the store's clock may show; None: unknown until the store has replied."""
         return self._clock.latest(self._boot())
 
     def since(self, moment: float) -> Instant | None:
-        """The earliest instant that the store's clock may have shown at a moment of this process."""
+        """The earliest instant that the store's clock may have shown at a moment of this process's clock."""
         return self._clock.earliest(moment)
 
     def opened(self, name: bytes, found_now: Said) -> bytes | None:
-        """The value that an installation with this secret put under this name; None: none, or not provably so."""
+        """The unsealed value in the front's reply; None if there is none, or its seal is not valid."""
         if found_now is None:
             self.report_found(Found.UNAVAILABLE)
             return None
@@ -178,7 +177,7 @@ class Shelf:
         return plain
 
     def believed(self, until: Instant | None) -> Instant | None:
-        """The store's time if a copy that ends at `until` still counts; None: it does not."""
+        """The store's time if a copy that expires at `until` is still valid; otherwise None."""
         now = self.now()
         if until is None:
             self.report_found(Found.REFUSED)
@@ -194,19 +193,19 @@ class Shelf:
         yield Consult(self.line, (Command(verb, name, self.vault.seal(name, plain), life),), wait=False)
 
     def report_found(self, found: Found) -> None:
-        """Report to the observers what was found."""
+        """Report the result of a lookup to the observers."""
         if self._notify is not None:
             self._notify(Consulted(self._setting, found))
 
 
 class SharedAnswers:
-    """Finished answers in a front that several processes share."""
+    """Finished responses in a front that several processes share."""
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
 
     def find(self, asked: Claim | ClaimInput, policy: Policy) -> Life[Replay | Refuse | None]:
-        """The verdict of the copy, if there is one that still counts."""
+        """The verdict on the copy, if there is a valid one."""
         if self.shelf.now() is None:
             return None
         name = self.name(asked)
@@ -214,11 +213,11 @@ class SharedAnswers:
         return self.read(name, found_now, asked, policy)
 
     def name(self, asked: Claim | ClaimInput) -> bytes:
-        """The name of the copy of a key's answer."""
+        """The name of the copy of a key's response."""
         return self.shelf.vault.name(ANSWER, asked.id)
 
     def read(self, name: bytes, found_now: Said, asked: Claim | ClaimInput, policy: Policy) -> Replay | Refuse | None:
-        """The verdict of the front's reply."""
+        """The verdict on the front's reply."""
         plain = self.shelf.opened(name, found_now)
         if plain is None:
             return None
@@ -229,7 +228,7 @@ class SharedAnswers:
         return rule_finished(entry.finished, max(now, entry.read_at), asked.fingerprint, policy)
 
     def keep(self, replay: Replay, life: Duration) -> Life[None]:
-        """Keep the answer, unless there is a value already: an equal copy, or the mark of a bust."""
+        """Cache the response, unless there is a value already: an equal copy, or the mark of a bust."""
         record, now = replay.record, replay.now
         until = min(now + life, record.expires_at)
         if until > now:
@@ -237,7 +236,7 @@ class SharedAnswers:
             yield from self.shelf.put(KEEP, name, entry_bytes(FrontEntry(record, now, until)), until - now)
 
     def forget(self, record_id: RecordId) -> Life[bool]:
-        """Leave the mark for as long as an answer that was read before could be filled in and count."""
+        """Write the mark for as long as a response that was read earlier could be filled in and be valid."""
         name = self.shelf.vault.name(ANSWER, record_id)
         mark = Command(REPLACE, name, GONE, micros(LONGEST))
         found_now: Said = yield Consult(self.shelf.line, (mark, Command(GET, name)))
@@ -245,13 +244,13 @@ class SharedAnswers:
 
 
 class Holds:
-    """Keys in progress, in a front that several processes share: their duplicates need not ask the store."""
+    """Keys in progress, in a front that several processes share: duplicates are refused without reading the store."""
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
 
     def find(self, asked: Claim) -> Life[Refuse | None]:
-        """The refusal for a duplicate of a request that the front knows to be in progress. None: ask the store."""
+        """The refusal of a duplicate whose key is in progress according to the front. None: read the store."""
         if self.shelf.now() is None:
             return None
         name = self.name(asked)
@@ -259,11 +258,11 @@ class Holds:
         return self.read(name, found_now, asked)
 
     def name(self, asked: Claim) -> bytes:
-        """The name of the copy which says that a key is in progress."""
+        """The name of the note that a key is in progress."""
         return self.shelf.vault.name(HOLD, asked.id)
 
     def read(self, name: bytes, found_now: Said, asked: Claim) -> Refuse | None:
-        """The refusal that the front's reply means, if any."""
+        """The refusal according to the front's reply, if any."""
         plain = self.shelf.opened(name, found_now)
         if plain is None:
             return None
@@ -274,7 +273,7 @@ class Holds:
         return rule_held(held, max(now, held.begun), asked.fingerprint)
 
     def hold(self, run: Run, life: Duration) -> Life[None]:
-        """Note that the store granted the key, until its lease is over at the latest."""
+        """Note that the store granted the key, until its lease ends at the latest."""
         lease, now = run.lease, run.now or self.shelf.since(run.asked_at)
         assert lease is not None
         if now is None:
@@ -297,14 +296,14 @@ class Beside:
 
     def __init__(self, fronts: Fronts, policy: Policy, answers: Answering | None, holds: Holds | None) -> None:
         self.moment = fronts.moment
-        """The current moment, taken before the store is asked."""
+        """The clock, read before the store is queried."""
         self._fronts = fronts
         self._policy = policy
         self._answers = answers
         self._holds = holds
 
     def find(self, run: Run) -> Life[Replay | Refuse | None]:
-        """The verdict that the fronts give without the store, if any."""
+        """The verdict of the fronts, if they have one."""
         answers, holds, claim = self._answers, self._holds, run.claim
         if isinstance(answers, SharedAnswers) and holds is not None and answers.shelf.line is holds.shelf.line:
             return (yield from self._both(answers, holds, claim))
@@ -312,7 +311,7 @@ class Beside:
         return known if known is not None or holds is None else (yield from holds.find(claim))
 
     def _both(self, answers: SharedAnswers, holds: Holds, claim: Claim) -> Life[Replay | Refuse | None]:
-        """Ask both in one message, because most requests are new, and wait for the reply."""
+        """Read both in one message: most requests are new, and need both replies."""
         if answers.shelf.now() is None:
             return None
         one, other = answers.name(claim), holds.name(claim)
@@ -321,33 +320,33 @@ class Beside:
         return known or holds.read(other, None if found_now is None else found_now[1:], claim)
 
     def note_verdict(self, run: Run, verdict: Verdict) -> Life[None]:
-        """Take the store's verdict."""
+        """Take the clock and the stored response, if any, from the store's verdict."""
         if isinstance(verdict, Replay | Proceed):
             yield from self._fronts.note_verdict(verdict, self._policy, run.asked_at)
 
     def settled(self, run: Run, settlement: Settlement | None) -> Life[None]:
-        """Take the end of the operation: its committed settlement, or None if the record has another outcome."""
+        """Cache the committed settlement (None: the record has another outcome), and remove the note."""
         cache = self._policy.replay_cache
         try:
             if isinstance(settlement, Completed) and run.expires_at is not None:
                 now = self._fronts.sealed(run)
                 if now is not None and self._answers is not None and cache is not None and cache.shared:
-                    # Other processes would ask the store for it. An operator cannot bust an answer before it exists.
+                    # Other processes would read it from the store. An operator cannot bust a response before it exists.
                     finished = _finished(run, settlement, run.expires_at)
                     yield from self._answers.keep(Replay(finished, now), cache.span)
             if self._holds is not None and run.front_note is not None:
                 yield from self._holds.let_go(run.front_note)
         except Interrupted:
-            return  # the handler was executed, so the request is answered all the same
+            return  # the handler was executed, so the flow continues to its response
 
     def hold(self, run: Run) -> Life[None]:
-        """Take the store's grant of the key to this operation."""
+        """Note in the front that the store granted the key to this operation."""
         if self._holds is not None and self._policy.lock_hint is not None:
             yield from self._holds.hold(run, self._policy.lock_hint.span)
 
 
 def _finished(run: Run, settlement: Completed, expires_at: Instant) -> Finished:
-    """The record of an operation, as a repeat will read it."""
+    """The record of an operation, as a retry will read it."""
     lease, claim = run.lease, run.claim
     assert lease is not None
     operation = claim.operation if run.record is None else run.record.operation  # a new key in one commit has no record
@@ -357,17 +356,17 @@ def _finished(run: Run, settlement: Completed, expires_at: Instant) -> Finished:
 
 
 class Fronts:
-    """All fronts of one installation in one process. `connect` makes the connection to a shared one."""
+    """All fronts of one installation in one process. `connect` creates the connection to a shared one."""
 
     def __init__(
         self, boot: Callable[[], float], connect: Callable[[Front, Breaker], FrontConnection] | None = None
     ) -> None:
         self.identity: bytes | None = None
-        """The identity of the installation; None until the store was asked: until then no shared front is used."""
+        """The identity of the installation; None until the store was checked: until then no shared front is used."""
         self.notify: Notify | None = None
         self.lines: dict[str, FrontConnection] = {}
         self.moment = boot
-        """Seconds from any start, by a clock that goes on while the machine sleeps."""
+        """Seconds since an arbitrary start, by a clock that continues while the machine sleeps."""
         self._connect = connect
         self._memory: Answers | None = None
         self._clock = StoreClock()
@@ -375,11 +374,11 @@ class Fronts:
         self._caches: dict[int, tuple[Policy, Answering | None]] = {}
 
     def anew(self) -> Fronts:
-        """The same fronts for a forked process: connections and locks of the parent stay untouched."""
+        """The same fronts for a forked process; the parent's connections and locks are not touched."""
         return Fronts(self.moment, self._connect)
 
     def note_verdict(self, verdict: Replay | Proceed, policy: Policy, asked: float) -> Life[None]:
-        """Take the store's clock from a verdict, and the stored answer if it has one."""
+        """Take the store's clock from a verdict, and the stored response if it has one."""
         if verdict.now:  # BEGIN with a new key returns no clock
             self._clock.adjust(verdict.now, verdict.now, asked, self.moment())
         answers = None if policy.replay_cache is None else self.answers(policy)
@@ -387,19 +386,19 @@ class Fronts:
             yield from answers.keep(verdict, policy.replay_cache.span)
 
     def sealed(self, run: Run) -> Instant | None:
-        """The store's clock when the operation that is committed now was admitted; None: unknown."""
+        """The store's clock when a now committed operation was admitted; None: unknown."""
         if run.now:
             return run.now
         if run.one_commit is not None and run.one_commit.target.seen is None and run.expires_at is not None:
-            # The record's expiry contains when it was written, to the second.
+            # The record's expiry reveals when it was written, to the second.
             written = run.expires_at - run.claim.ttl
             self._clock.adjust(written, written + SECOND, run.asked_at, self.moment())
         return self._clock.earliest(run.asked_at)
 
     def forget(self, policies: Iterable[Policy], record_id: RecordId) -> Life[bool]:
-        """Stop giving a stored answer, in this process and in shared fronts; False if that is not certain.
+        """Remove a stored response from this process and from shared fronts; False if that is not certain.
 
-        It runs before the answer is busted in the store: an answer that is read there until then cannot be filled in.
+        It runs before the bust in the store: a response that is read there until then cannot be filled in.
         """
         certain = True
         known = {(policy.replay_cache, policy.secret): policy for policy in policies if policy.replay_cache is not None}
@@ -416,7 +415,7 @@ class Fronts:
         return found[1]
 
     def answers(self, policy: Policy) -> Answering | None:
-        """The cache of finished answers that a policy asks for."""
+        """The cache of finished responses that a policy configures."""
         found = self._caches.get(id(policy))
         if found is None or (found[1] is None and self.identity is not None):
             found = self._caches[id(policy)] = policy, self._answering(policy)
@@ -424,8 +423,8 @@ class Fronts:
 
     def _beside(self, enrolment: Enrolment) -> Beside | None:
         policy, holds = enrolment.policy, None
-        # A request that waits asks the store again and again; a route with limits counts each request there; and an
-        # OUTBOX request is answered 202 from its record.
+        # A waiting request polls the store; a route with limits counts each request there; and the 202 of an OUTBOX
+        # request comes from its record.
         if not (policy.on_in_progress is InProgress.WAIT or enrolment.limited or enrolment.effects is Effects.OUTBOX):
             holds = self._holding(policy)
         answers = self.answers(policy)
@@ -454,12 +453,12 @@ class Fronts:
 
     def _line(self, front: Front) -> FrontConnection:
         assert self._connect is not None
-        # A line connects on first use, so if two threads come here at once, one line is just not used.
+        # A line connects on first use, so if two threads create one at the same time, the second one is never used.
         return self.lines.get(front.place) or self.lines.setdefault(front.place, self._connect(front, Breaker()))
 
 
 def check_fronts(policies: Iterable[Policy], identity: bytes | None) -> None:
-    """Refuse at start-up, and not at the first request, a shared front that cannot be used."""
+    """Refuse an unusable shared front at start-up, and not at the first request."""
     fronts = [front for policy in policies for front in (policy.replay_cache, policy.lock_hint)]
     if not any(front is not None and front.shared for front in fronts):
         return

@@ -1,8 +1,8 @@
-"""The request of a PHASED operation, kept with its claim, so that the completer can repeat it without the client (H7).
+"""The request of a PHASED operation, stored with its claim, so that the completer can resume it without the client.
 
-It has everything that the handler needs, and the principal in whose name it is repeated, but no credentials: only
-header fields that cannot authenticate are kept, and those that the route names. If the policy has a secret, the stored
-form is sealed, and bound to its record; without a secret it is plain JSON. Its first byte says which.
+It contains everything that the handler needs, and the principal as whom it is resumed, but no credentials: only header
+fields that cannot authenticate are stored, and those that the route names. If the policy has a secret, the stored form
+is sealed and bound to its record; otherwise it is plain JSON. The first byte distinguishes the two.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEPT_HEADERS: Final = frozenset(
         b"tracestate",
     }
 )
-"""Fields that describe the body, the wanted response and the trace. Fields that may authenticate are not kept."""
+"""Fields that describe the body, the wanted response and the trace. Fields that may authenticate are not stored."""
 
 NEEDS_CRYPTOGRAPHY: Final = (
     "a secret is set, so the requests that are kept for completing have to be encrypted: "
@@ -49,12 +49,12 @@ _PURPOSE: Final = b"oncekey kept request 1"
 
 
 class UnreadableError(OncekeyError):
-    """A kept request cannot be opened, because the secret has changed."""
+    """A stored request cannot be decrypted: its secret or key is missing, or has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRequest:
-    """Everything that is needed to call the handler once more."""
+    """Everything that is needed to call the handler again."""
 
     method: str
     path: str
@@ -66,7 +66,7 @@ class KeptRequest:
 
 
 def kept_request_of(parts: Parts, caller: Caller, keep_headers: frozenset[bytes]) -> KeptRequest:
-    """The request as the completer repeats it, in the name of its principal or else of its tenant (H7)."""
+    """The request as the completer sends it, as its principal, or else as its tenant."""
     return KeptRequest(
         method=parts.method,
         path=parts.path,
@@ -79,18 +79,18 @@ def kept_request_of(parts: Parts, caller: Caller, keep_headers: frozenset[bytes]
 
 
 def kept_of(headers: Iterable[tuple[bytes, bytes]], extra: frozenset[bytes]) -> Headers:
-    """The header lines of a request that are kept; `extra` are names that the route keeps, too."""
+    """The header lines to store; `extra` are further names that the route keeps."""
     wanted = KEPT_HEADERS | extra
     return tuple((bytes(name), bytes(value)) for name, value in headers if name in wanted)
 
 
 def about_of(record_id: RecordId, fingerprint: str) -> str:
-    """What a kept request is bound to. Not the incarnation: a claim whose reply was lost gets another one."""
+    """The identity that the seal is bound to, without the incarnation, which changes when a claim's reply is lost."""
     return f"{record_id.scope}/{record_id.key}/{fingerprint}"
 
 
 def to_stored(kept: KeptRequest, secret: bytes | None, about: str) -> bytes:
-    """The stored form, sealed if there is a secret; `about` binds the seal to its record: it cannot be moved."""
+    """The stored form, sealed if there is a secret; `about` binds it to its record, so it cannot be moved."""
     text = json.dumps(_members(kept), separators=(",", ":")).encode()
     if secret is None:
         return _PLAIN + text
@@ -100,7 +100,7 @@ def to_stored(kept: KeptRequest, secret: bytes | None, about: str) -> bytes:
 
 
 def from_stored(stored: bytes, secret: bytes | None, about: str) -> KeptRequest:
-    """The request of a stored form."""
+    """Restore the request from its stored form."""
     closed = disclose(stored)
     if closed is not None:
         raise UnreadableError(f"the request is {described(closed[0])}, which this process does not have")
@@ -118,7 +118,7 @@ def from_stored(stored: bytes, secret: bytes | None, about: str) -> KeptRequest:
 
 
 def check_sealing(secret: bytes | None) -> None:
-    """Refuse at start-up, and not at the first request, if a package for sealing is not installed."""
+    """Raise at start-up, and not at the first request, if the package for sealing is not installed."""
     if secret is not None:
         _cipher(secret)
 

@@ -3,25 +3,25 @@
     BEGIN + lock + read ──────▶ handler ──────▶ record + COMMIT
     │ lock taken by us          writes its      both, or neither
     │ record read after         rows in the
-    │ the lock (L1)             same transaction
+    │ the lock                  same transaction
     │
-    ├─ a record has the answer             ──▶ replay it, lock or not
+    ├─ a record has the response           ──▶ replay it, with or without the lock
     ├─ another request has the lock        ──▶ in progress, or key reused if its mark shows another request
-    └─ a record of another kind is there   ──▶ claim it first (L3)
+    └─ a record of another kind exists     ──▶ claim it first
 
-There is no claim and no lease: until COMMIT nothing is written, and a crash is a roll-back by the server. The server's
-time-outs, set by the first statement, end a transaction whose host is gone (L4). So a key in progress is visible only
-by its lock (`peek`, L8).
+There is no claim and no lease: until COMMIT nothing is written, and after a crash the server rolls back. The server's
+time-outs, set by the first statement, end a transaction whose host is gone. A key in progress is visible only through
+its lock (`peek`).
 
-What remains are the ends that are no acknowledged COMMIT of our own record:
+Three ends are not an acknowledged COMMIT of our own record:
 
-* The handler's rows are rolled back and its answer is final (a 4xx, or any after `op.rollback()`): the record is stored
-  in a second transaction, which takes the lock again. If another request has stored an answer in between, that one
-  counts (`store_record_only`, L6).
-* COMMIT was sent and not answered: the request takes the lock once more. With the lock, "no record" proves a roll-back;
-  without it the first transaction may still be committing (`lost_commit`, P7).
-* Everything else was rolled back: the request reads the record before it answers, and that counts
-  (`answer_of_record`, L2).
+* The handler's rows are rolled back and its response is final (a 4xx, or any after `op.rollback()`): the record is
+  stored in a second transaction, which takes the lock again. If another request has stored a response in between, that
+  one counts (`store_record_only`).
+* COMMIT was sent and got no reply: the request takes the lock again. With the lock, "no record" proves a roll-back;
+  without it the first transaction may still be committing (`lost_commit`).
+* Everything else was rolled back: the request reads the record before it responds, and the record decides
+  (`answer_of_record`).
 
 Nothing here waits, reads a clock or does I/O: the rules are functions, and the rest are flows.
 """
@@ -47,18 +47,18 @@ LOSSES = 3
 """How many replies of the record's own small transaction may be lost before the outage is reported."""
 
 TAKEN = Refuse(Code.KEY_REUSED)
-"""Another request under the same key is running: the first one keeps the key, whatever its outcome."""
+"""A different request with the same key is running: the first one keeps the key, whatever its outcome."""
 
 BUSY = Refuse(Code.IN_PROGRESS, retry_after=1)
-"""Another connection holds the lock. How long it will is not known: there is no row with a lease (L8)."""
+"""Another connection holds the lock, for an unknown time: there is no row with a lease."""
 
 NEW = WriteTarget(WriteKind.NEW, None)
-"""Where the record of a new key is written, whatever its effects, so that the table need not be asked each time."""
+"""Where the record of a new key is written, whatever its effects; a constant saves a lookup in the table of moves."""
 
 
 @value
 class LockHeld:
-    """Execute: we hold the lock, and the finished record has a place. Nothing is written yet."""
+    """The handler may run: we hold the lock, and it is known where the record goes. Nothing is written yet."""
 
     proceed: Proceed
     target: WriteTarget
@@ -67,14 +67,14 @@ class LockHeld:
 
 @value
 class ClaimFirst:
-    """The record that is there is of another kind, and has to be claimed in its own way (L3)."""
+    """The existing record is of another kind, and has to be claimed first."""
 
 
 Entry: TypeAlias = LockHeld | ClaimFirst | Replay | Refuse
 
 
 def enter(look: Locked, claim: Claim, policy: Policy) -> Entry:
-    """What a request does after lock and read; what the record says counts with or without the lock (L1)."""
+    """Decide what a request does after lock and read; a record's ruling counts with or without the lock."""
     now = look.snapshot.now
     if look.got and look.snapshot.record is None:
         return LockHeld(Proceed(Lease.new(claim, now), None, now), NEW, look.begun)
@@ -109,18 +109,18 @@ def store_finished(
 
 
 def answer_of_record(records: Inspect, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
-    """What the record says to a request that did not commit one itself (L2). None: nothing, the key is free."""
+    """The record's ruling on a request that did not commit one itself. None: the key is free."""
     return ruling_of((yield from records.find(claim.id)), claim, policy)
 
 
 def stored(records: Recalls, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
-    """What a completed record says, by the short read of a repeat; None: there is none, or it has expired."""
+    """The ruling of a completed record, by the short read of a retry; None: there is none, or it has expired."""
     glimpse = yield from records.recall(claim.id)
     return None if glimpse is None else rule_finished(glimpse.finished, glimpse.now, claim.fingerprint, policy)
 
 
 def peek(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse | None]:
-    """The answer for a request that waits, without taking the lock (L8). None: the key is free, so try to lock."""
+    """The verdict on a request, without taking the lock. None: the key is free, so try to lock."""
     ruled = yield from answer_of_record(records, claim, policy)
     if ruled is not None:
         return ruled
@@ -131,7 +131,7 @@ def peek(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Polic
         case Holder.SOMEBODY:
             return BUSY
         case Holder.OTHER:
-            # A record may have been committed after the first read and before the holder was looked at.
+            # A record may have been committed after the first read and before the holder was read.
             snapshot = yield from records.find(claim.id)
             ruled = ruling_of(snapshot, claim, policy)
             return ruled or (TAKEN if _leaves_room(snapshot) else BUSY)
@@ -140,9 +140,9 @@ def peek(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Polic
 
 
 def lost_commit(locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse]:
-    """The answer to a request whose COMMIT got no reply (P7).
+    """The verdict on a request whose COMMIT got no reply.
 
-    That there is no record proves a roll-back only under the lock: without the lock the commit may be under way.
+    A missing record proves a roll-back only under the lock: without the lock, the commit may still be in progress.
     """
     look = yield Transaction("lost_commit", Mode.ATOMIC, lambda: locks.locking(lock, claim))
     ruled = ruling_of(look.snapshot, claim, policy)
@@ -154,10 +154,10 @@ def lost_commit(locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[
 def store_record_only(
     locks: Locks, lock: Lock, claim: Claim, policy: Policy, settlement: Completed
 ) -> Flow[Stored | Replay | Refuse]:
-    """Store the record alone, after the business was rolled back (L6); an answer stored in between counts first."""
+    """Store the record after the handler's rows were rolled back; a response stored in between takes precedence."""
 
     def body() -> Body[Stored | Replay | Refuse]:
-        # This request came first, so a request that came between its two transactions does not make the key another's.
+        # This request came first: a different request between its two transactions does not take the key from it.
         look = replace((yield from locks.locking(lock, claim)), other=False)
         entry = enter(look, claim, policy)
         match entry:
@@ -175,7 +175,7 @@ def store_record_only(
         try:
             result: Stored | Replay | Refuse = yield Transaction("alone", Mode.ATOMIC, body)
         except CommitAmbiguousError as error:
-            lost = error  # the next try finds its own record, and replays it
+            lost = error  # the next attempt finds its own record, and replays it
         except StoreError as error:
             if lost is None:
                 raise
@@ -187,12 +187,12 @@ def store_record_only(
 
 
 def _leaves_room(snapshot: Snapshot) -> bool:
-    """Whether the record does not decide whose key it is: then the request that holds the lock does."""
+    """Whether no live record decides who owns the key: then the request that holds the lock does."""
     return situate(snapshot.record, snapshot.now) in (Situation.ABSENT, Situation.EXPIRED)
 
 
 def ruling_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refuse | None:
-    """What the record says to this request. None: nothing, a request may claim the key."""
+    """The record's ruling on this request. None: the request may claim the key."""
     ruled = rule(snapshot, claim, policy)
     match ruled:
         case Replay() | Refuse():
@@ -204,9 +204,9 @@ def ruling_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refu
 
 
 def record_as_claimed(claim: Claim, target: WriteTarget, now: Instant) -> Record:
-    """The record as a claim would have made it, for the handler's operation; it is never written.
+    """The record as a claim would have created it, for the handler's operation; it is never written.
 
-    The server's time-outs keep the lease, so there is no heartbeat (L4).
+    The server's time-outs enforce the lease, so there is no heartbeat.
     """
     seen = target.seen
     if seen is not None and target.kind is WriteKind.RETRYABLE:

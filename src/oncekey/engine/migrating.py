@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from oncekey.ports.store import Schema
 
 EARLIEST: Final = 3
-"""How many of the first migrations identify an installation, by when they were run."""
+"""The number of first migrations whose timestamps identify an installation."""
 
 
 def check(schema: Schema) -> Flow[tuple[Applied, ...]]:
@@ -30,12 +30,12 @@ def check(schema: Schema) -> Flow[tuple[Applied, ...]]:
 
 
 def status(schema: Schema) -> Flow[tuple[MigrationStatus, ...]]:
-    """Every migration that the store or this version knows."""
+    """Every migration of the store or of this version."""
     return migrations.status(schema.migrations, (yield from schema.applied()))
 
 
 def plan(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
-    """What `up` would run, in order."""
+    """The migrations that `up` would run, in order."""
     applied = yield from schema.applied()
     wrong = migrations.changed(schema.migrations, applied)
     if wrong is not None:
@@ -44,7 +44,7 @@ def plan(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Mi
 
 
 def up(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
-    """Run what is missing; the result leaves out what another process ran meanwhile."""
+    """Run the missing migrations; the result omits those that another process ran meanwhile."""
     done: tuple[Migration, ...] = ()
     for migration in (yield from plan(schema, only=only)):
         ran = yield from schema.migrate(migration)

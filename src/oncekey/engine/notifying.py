@@ -60,25 +60,25 @@ def of_move(moved: Moved, trigger: Trigger, mover: Mover) -> Iterator[events.Eve
     about = events.About.of(seen)
     if mover.actor is Actor.OPERATOR:
         yield events.Operated(about, trigger, to, mover.who)
-    if seen.state is model.State.IN_PROGRESS and to is not None:  # taken from an owner that let its lease run out
+    if seen.state is model.State.IN_PROGRESS and to is not None:  # taken from an owner whose lease had expired
         yield from of_sweep(seen, to, mover.actor, moved.snapshot.now, moved.move.last_error or "")
     if seen.state is model.State.UNKNOWN and to is not model.State.UNKNOWN:
         yield events.Resolved(about, to, mover.actor, max(0, moved.snapshot.now - seen.last_run_at))
 
 
 def notify_failure(notify: events.Notify | None, where: str, error: Exception) -> None:
-    """Report that the store failed. A store that is only busy did not fail, and does not count for the breaker."""
+    """Report a failure of the store. A busy store has not failed, and does not count for the breaker."""
     if notify is not None and not isinstance(error, StoreBusyError):
         notify(events.StoreFailed(where, type(error).__name__))
 
 
 def notify_replay(notify: events.Notify, verdict: model.Replay, seconds: float) -> None:
-    """Report a replay that was given before anything was claimed."""
+    """Report a replay for which nothing was claimed."""
     notify(events.Replayed(events.About.of(verdict.record), seconds))
 
 
 class Notifier:
-    """Reports one operation to the observers, and how long its parts took."""
+    """Reports the events of one operation to the observers, with durations."""
 
     __slots__ = ("_about", "_began", "_clock", "_context", "_ended", "_entered", "_observed", "_resumed", "_written")
 
@@ -93,7 +93,7 @@ class Notifier:
         self._began = self._entered = self._ended = clock()
 
     def admitted(self, verdict: model.Verdict) -> None:
-        """Report the verdict. That a completer was refused because it came too late is not reported."""
+        """Report the verdict, except the refusal of a completer that came too late."""
         self._entered = self._clock()
         seconds = self._entered - self._began
         match verdict:
@@ -119,11 +119,11 @@ class Notifier:
                 assert_never(verdict)
 
     def ended(self) -> None:
-        """Note that the handler has ended: from now on it is settled."""
+        """Note when the handler ended and its settlement began."""
         self._ended = self._clock()
 
     def settled(self, settlement: model.Settlement) -> None:
-        """Report the committed settlement; after an interruption it may have been written twice."""
+        """Report the committed settlement once; after an interruption it may have been written twice."""
         if self._written:
             return
         self._written = True
@@ -136,7 +136,7 @@ class Notifier:
             self._notify(events.Doubted(self._about, settlement.last_error, Actor.OWNER))
 
     def over(self) -> None:
-        """Report the answer. Without a settlement of ours it is the record's answer, or that the outcome is unknown."""
+        """Report an end without our own settlement: the client gets the record's response, or an unknown outcome."""
         if not self._written:
             ran = max(0.0, self._ended - self._entered)
             self._notify(events.Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))
@@ -144,7 +144,7 @@ class Notifier:
     def stepped(
         self, name: str, kind: model.EntryKind, since: float, *, recalled: bool, error: BaseException | None
     ) -> None:
-        """Report a step that was taken, or failed."""
+        """Report a finished or failed step."""
         if isinstance(error, StoreError):
             self.failed(kind.value, error)
         what = None if error is None else type(error).__name__
@@ -161,5 +161,5 @@ class Notifier:
     def _notify(self, event: events.Event) -> None:
         try:
             self._context.run(self._observed, event)
-        except RuntimeError:  # the thread of an abandoned handler reports at this very moment
+        except RuntimeError:  # the thread of an abandoned handler is using the context
             self._observed(event)

@@ -1,4 +1,4 @@
-"""An operator's orders as flows: read, decide by the table, write together with the audit."""
+"""An operator's commands as flows: read, decide by the table of moves, write together with the audit."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def inspect(store: Store, record_id: RecordId, lock: int | None) -> Flow[KeyView
 def act(
     store: Store, record_id: RecordId, command: OperatorCommand, mover: Mover, *, notify: Notify | None = None
 ) -> Flow[Moved | Forbidden]:
-    """Carry out the operator's order, if the table allows it."""
+    """Carry out the operator's command, if the table of moves allows it."""
     noting = partial(_note, command, mover)
     done = yield from operations_of(store).move(record_id, partial(decide, command), noting)
     if notify is not None and isinstance(done, Moved):
@@ -78,7 +78,7 @@ def act(
 def retry(
     store: Store, letter_id: UUID, command: OperatorCommand, mover: Mover, *, notify: Notify | None = None
 ) -> Flow[Moved | LetterMoved | Forbidden]:
-    """Try a dead letter again: a message alone, a request's own call together with its record (row 22, O3)."""
+    """Retry a dead letter: a message alone, a deferred call together with its record."""
     letter = yield from _dead_letter(store, letter_id, command)
     if isinstance(letter, Forbidden):
         return letter
@@ -94,7 +94,7 @@ def retry(
 def discard(
     store: Store, letter_id: UUID, command: OperatorCommand, mover: Mover, *, notify: Notify | None = None
 ) -> Flow[Moved | LetterMoved | Forbidden]:
-    """Discard a dead letter. A request's own call ends with an answer for its client (row 19, O3)."""
+    """Discard a dead letter. A deferred call ends with a response for its client."""
     letter = yield from _dead_letter(store, letter_id, command)
     if isinstance(letter, Forbidden):
         return letter
@@ -108,7 +108,7 @@ def discard(
 
 
 def foresee(store: Store, letter: DeadLetter, command: OperatorCommand) -> Flow[Move | Forbidden | None]:
-    """What `retry` or `discard` would do now: the move of the letter's record; None: the letter moves by itself."""
+    """The move of the letter's record that `retry` or `discard` would make now; None: only the letter moves."""
     if letter.parcel.kind is ParcelKind.EMIT:
         return None
     seen = yield from store.find(letter.parcel.record_id)
@@ -134,13 +134,13 @@ def _letter_moved(letter: DeadLetter, trigger: Trigger, mover: Mover, notify: No
 
 
 def given_up() -> Completed:
-    """The answer of an operation that was given up, unless the operator sets another one."""
+    """The response of an operation that was given up, unless the operator provides another one."""
     page = render(Code.EXECUTION_FAILED, 500, Policy(), detail=GIVEN_UP)
     return Completed(StoredResponse(500, ((b"content-type", page.media_type),), page.body), Outcome.FAILURE)
 
 
 def disclose(store: Store, record_id: RecordId, mover: Mover, why: str) -> Flow[Snapshot]:
-    """The record with all its content for an operator; the audit notes who asked before it is shown."""
+    """The record with all its content, for an operator; the read is audited before the content is shown."""
     audit, seen = _audit_of(store), (yield from store.find(record_id))
     if seen.record is not None:
         note = Note.of(seen.record, seen.record.state, Trigger.DISCLOSE, mover, why)
@@ -149,17 +149,17 @@ def disclose(store: Store, record_id: RecordId, mover: Mover, why: str) -> Flow[
 
 
 def disclose_letter(store: Store, letter: DeadLetter, mover: Mover, why: str) -> Flow[None]:
-    """Write into the audit that an operator reads the payload of a dead letter, before it is shown."""
+    """Audit that an operator reads the payload of a dead letter, before it is shown."""
     note = _letter_note(letter, Trigger.DISCLOSE, mover, why)
     yield Transaction("disclose", Mode.ATOMIC, partial(_audit_of(store).noting, (note,)))
 
 
 _CONSOLE: Final = "console"
-"""The scope of the console's own lines in the audit: no caller's scope looks like this."""
+"""The scope of the console's own lines in the audit; no caller has such a scope."""
 
 
 def end_session(store: Store, nonce: str, mover: Mover) -> Flow[None]:
-    """Write into the audit that an operator logged out, for every process that serves the console."""
+    """Record in the audit that an operator logged out, for every process that serves the console."""
     note = Note(
         scope=_CONSOLE,
         key_digest=key_digest(nonce),
@@ -182,7 +182,7 @@ def has_ended(store: Store, nonce: str) -> Flow[bool]:
 
 
 def history_of(store: Store, record_id: RecordId) -> Flow[tuple[AuditEntry, ...]]:
-    """The audit of a key, oldest first. Without a record, also the latest deletions in its scope: it may be in one."""
+    """The audit of a key, oldest first. Without a record, also the latest deletions in its scope."""
     audit = _audit_of(store)
     own = yield from audit.history(record_id)
     if (yield from store.find(record_id)).record is not None:
@@ -192,7 +192,7 @@ def history_of(store: Store, record_id: RecordId) -> Flow[tuple[AuditEntry, ...]
 
 
 def deletion_of(store: Store, record_id: RecordId) -> Flow[str | None]:
-    """How a key without a record was deleted, as far as the audit shows; None: it shows nothing."""
+    """How a key without a record was deleted, according to the audit; None if it shows no deletion."""
     if store.audit is None:
         return None
     lines = yield from history_of(store, record_id)
@@ -208,7 +208,7 @@ def deletion_of(store: Store, record_id: RecordId) -> Flow[str | None]:
 
 
 def operations_of(store: Store) -> Operate:
-    """The store's part for operators; raises with a sentence if the store has none."""
+    """The store's interface for operators; raises `ConfigurationError` if it has none."""
     if store.operate is None:
         raise ConfigurationError(NOT_HERE)
     return store.operate
@@ -221,14 +221,14 @@ def _audit_of(store: Store) -> Audit:
 
 
 def box_of(store: Store) -> Outbox:
-    """The store's outbox; raises with a sentence that names the stores that have one."""
+    """The store's outbox; raises `ConfigurationError` if it has none."""
     if store.outbox is None:
         raise ConfigurationError(NOT_HERE)
     return store.outbox
 
 
 def survey_of(store: Store) -> Survey:
-    """The store's part for listings; raises with a sentence that names the stores that have one."""
+    """The store's interface for listings; raises `ConfigurationError` if it has none."""
     if store.survey is None:
         raise ConfigurationError(NOT_HERE)
     return store.survey
@@ -242,13 +242,13 @@ def roll_of(store: Store) -> Flow[Roll]:
 
 
 def pulse(store: Store) -> Flow[tuple[Tally, Roll]]:
-    """What waits, and the workers: everything that a dashboard asks for again and again."""
+    """The tally of the store, and the workers: everything that a dashboard polls."""
     tally = yield from survey_of(store).tally()
     return tally, (yield from roll_of(store))
 
 
 def _moves_nothing(store: Store, letter: DeadLetter) -> Flow[bool]:
-    """Whether the letter's record is gone, another request's, or settled: then it moves no record."""
+    """Whether the letter's record is gone, belongs to another request, or is settled: then only the letter moves."""
     return _is_settled((yield from store.find(letter.parcel.record_id)).record, letter)
 
 
@@ -261,7 +261,7 @@ def _note(command: OperatorCommand, mover: Mover, move: Move) -> Note:
 
 
 def _letter_note(letter: DeadLetter, trigger: Trigger, mover: Mover, why: str) -> Note:
-    """The audit line about a parcel that moves no record; its topic stands for the operation."""
+    """The audit line of a parcel that moves no record, with its topic in place of the operation."""
     parcel = letter.parcel
     return Note(
         scope=parcel.record_id.scope,
@@ -279,6 +279,6 @@ def _letter_note(letter: DeadLetter, trigger: Trigger, mover: Mover, why: str) -
 
 
 def _why(command: OperatorCommand) -> str:
-    """The reason, with what it is based on if that is more than a look."""
+    """The operator's reason, with a note if the reference was closed at the provider."""
     closed = command.closed and command.order is Order.NOT_EXECUTED
     return f"{command.reason.strip()}{' (the reference was closed at the provider)' if closed else ''}"

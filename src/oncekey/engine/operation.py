@@ -31,7 +31,7 @@ else:
     Conn = TypeVar("Conn")
 
     def async_call(method: Callable[..., object]) -> Callable[..., object]:
-        """Leave the method as it is: its type is for type checkers."""
+        """Return the method unchanged: its type is for type checkers."""
         return method
 
     __getattr__ = exports(SyncOperation="engine.sync_operation")
@@ -58,7 +58,7 @@ WRONG_ORDER = (
 
 
 class Held(Generic[Conn]):
-    """What both kinds of operations share; after a lost lease everything on it raises (P3)."""
+    """The base of both kinds of operations. When the lease is lost, its connection and its methods raise."""
 
     blocking: ClassVar = False
     """Whether it is for `def` handlers."""
@@ -92,12 +92,12 @@ class Held(Generic[Conn]):
 
     @property
     def key(self) -> str | None:
-        """The client's key; None on a route with an optional key, where the request sent none."""
+        """The client's key; None if the key is optional and the request has none."""
         return self._key
 
     @property
     def scope(self) -> str:
-        """Whose key it is."""
+        """The scope of the key."""
         return self._scope
 
     @property
@@ -107,14 +107,14 @@ class Held(Generic[Conn]):
 
     @property
     def connection(self) -> Conn:
-        """The open business transaction: rows written through it are committed with the key, or not at all."""
+        """The open business transaction: its rows are committed together with the stored response, or not at all."""
         self._owned()
         if self._connection is None:
             raise ConfigurationError(NO_CONNECTION)
         return self._connection
 
     def downstream_key(self, name: str) -> str:
-        """The key to send to a provider for the call `name`: the same on every attempt of this request (D1)."""
+        """The key to send to a provider for the call `name`: the same on every attempt of this request."""
         self._owned()
         return downstream_key(self._seed, name)
 
@@ -129,9 +129,9 @@ class Held(Generic[Conn]):
         self._parcels.emit(topic, payload, order_by, "" if self._phased_run is None else self._phased_run.step or "")
 
     def defer(self, topic: str, payload: object) -> None:
-        """Leave the outside call to a worker: the topic's function returns the response; until then it is 202.
+        """Defer the outside call to a worker. The topic's function returns the response; until then, clients get 202.
 
-        Exactly once per request. `payload` is plain JSON, and all that the worker gets.
+        Call it exactly once per request. `payload` is plain JSON, and the only data that the worker gets.
         """
         self._owned()
         if self._parcels is None or not self._deferring:
@@ -144,7 +144,7 @@ class Held(Generic[Conn]):
         self.kept = True
 
     def rollback(self) -> None:
-        """Roll the business rows back even if the handler returns; the answer is stored alone."""
+        """Roll back the business rows even if the handler returns; the response is stored without them."""
         self._owned()
         self.rolled_back = True
 
@@ -160,14 +160,14 @@ class Held(Generic[Conn]):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> NoReturn:
-        """Refuse: a framework that asks this has the bare handler, so the decorators are in the wrong order."""
+        """Raise: a framework that calls this sees the bare handler, so the decorators are in the wrong order."""
         raise ConfigurationError(WRONG_ORDER)
 
 
 class Operation(Held[Conn]):
     """One protected request, for an `async def` handler."""
 
-    # Each has two signatures, because a type checker cannot solve `Awaitable[R] | R` for a coroutine or a lambda.
+    # Two signatures per method: a type checker cannot solve `Awaitable[R] | R` for a coroutine or a lambda.
 
     @overload
     async def phase(
@@ -197,17 +197,17 @@ class Operation(Held[Conn]):
         parameters: object = None,
         result: object = None,
     ) -> object:
-        """Make one outside call: `fn(*args, key=downstream_key)`. It is announced first, and its result is stored.
+        """Make one outside call: `fn(*args, key=downstream_key)`. It is recorded first, and its result is stored.
 
-        The keywords of `call` are its options, so the arguments of `fn` are given by position; `functools.partial`
-        binds its other keywords.
-        `repeatable` says whether the provider recognises the downstream key, and for how long (True: 20 hours). Then
-        a call whose outcome was lost is made again with the same key; otherwise the outcome is unknown, and the call is
-        not made again. `parameters` are the call's parameters: a repetition with others is refused.
-        `result` declares the result: a type, a dataclass, a pydantic model, or a function that makes it from plain
-        data. The stored result is read by it on every run; one that does not fit raises `ResultInvalidError` and parks
-        the record for an operator, because the call was made and is not made again.
-        Raise `NotExecutedError` if nothing was sent, and `RejectedError(value)` for the provider's final no.
+        All keywords of `call` are its own options, so `fn` takes its arguments by position; `functools.partial` binds
+        other keywords of `fn`.
+        `repeatable` declares for how long the provider recognises the downstream key (True: 20 hours). In that time, a
+        call whose result was lost is repeated with the same key; otherwise the outcome is unknown, and the call is not
+        repeated. `parameters` are the call's parameters: a repetition with different ones is refused.
+        `result` declares the result: a type, a dataclass, a pydantic model, or a function that builds it from plain
+        data. Every run converts the stored result with it. If that fails, it raises `ResultInvalidError` and parks the
+        record for an operator, because the call was made and is not repeated.
+        `fn` raises `NotExecutedError` if nothing was sent, and `RejectedError(value)` for the provider's final refusal.
         """
         steps = self._steps("call")
         return await steps.call(name, fn, args, repeatable=repeatable, parameters=parameters, result=result)
@@ -219,7 +219,7 @@ class Operation(Held[Conn]):
     async def value(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     async def value(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run `fn(*args, **kwargs)` once and store what may differ between runs: the time, a random number, an id."""
+        """Run `fn(*args, **kwargs)` once and store its result, such as the time, a random number or an id."""
         return await self._steps("value").value(name, fn, args, kwargs)
 
 
@@ -247,7 +247,7 @@ def unkeyed_operation(kind: type[Op], claim: Claim | None, run: Unkeyed | None) 
     if run is not None:
         held = {"connection": run.tx.connection, "parcels": run.parcels}
     if claim is not None:
-        # The provider's own idempotency is all that is left: a repeat must send it the same key.
+        # Only the provider's own idempotency is left, so a retry must send the same downstream key.
         return kind(key=claim.id.key, scope=claim.id.scope, seed=claim.seed, **held)
-    # Each request is an operation of its own, so no two of them may share a downstream key.
+    # Each request is a separate operation, so no two of them may share a downstream key.
     return kind(key=None, scope="", seed=secrets.token_bytes(32), **held)

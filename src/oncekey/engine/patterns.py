@@ -21,11 +21,11 @@ class Pattern:
     method: str
     template: re.Pattern[str]
     spelled: re.Pattern[str]
-    """The same for a path in its plain spelling."""
+    """The template for a path in its plain spelling."""
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """Read `METHOD /path/{name}`; `{name}` is one segment, `{name:path}` the rest."""
+        """Parse `METHOD /path/{name}`; `{name}` is one segment, `{name:path}` the rest."""
         method, _, path = text.partition(" ")
         if not method.isupper() or not path.startswith("/"):
             raise ConfigurationError(f"{text!r} is no enrolment pattern: write it as 'POST /path/{{name}}'")
@@ -33,7 +33,7 @@ class Pattern:
 
     @property
     def sample(self) -> str:
-        """A path that the pattern matches, in a form that a route with converters is likely to take."""
+        """A path that the pattern matches, and that a route with converters is likely to match."""
         return _PARAMETER.sub("1", self.text.partition(" ")[2])
 
     def matches(self, method: str, path: str) -> bool:
@@ -42,7 +42,7 @@ class Pattern:
 
 
 def plain(path: str) -> str:
-    """A path without what many routers ignore: repeated slashes, the last one, and a newline at the end."""
+    """A path without the parts that many routers ignore: repeated slashes, a trailing slash and a trailing newline."""
     return _SLASHES.sub("/", path.removesuffix("\n")).rstrip("/") or "/"
 
 
@@ -54,7 +54,7 @@ def _template(path: str, *, spelled: bool = False) -> re.Pattern[str]:
         for index, part in enumerate(parts)
     )
     if spelled:
-        pattern = pattern.replace(f"/{_REST}", "(?:/.*)?")  # which may be empty, and its slash is gone then
+        pattern = pattern.replace(f"/{_REST}", "(?:/.*)?")  # the rest may be empty, and then has no slash
     return re.compile(pattern, re.DOTALL)
 
 

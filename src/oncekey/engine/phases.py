@@ -1,6 +1,6 @@
-"""The state of one run of a phased handler: what is stored, what it has asked for, and what may come next (H1-H6).
+"""The state of one run of a phased handler: the stored steps, the requested steps, and which may come next.
 
-No I/O: the flows of `engine.steps` ask the `PhasedRun` what to write, write it, and report the result to it.
+No I/O: the `PhasedRun` determines what to write; the flows of `engine.steps` write it and report the result.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ class PhasedRun:
     now: Instant
     """The store's clock when the record was last read."""
     clock: Callable[[], float]
-    """Seconds from any start, by a clock that goes on while the machine sleeps."""
+    """Seconds since an arbitrary start, by a clock that continues while the machine sleeps."""
     stopping: Callable[[], bool] = bool
-    """Whether this process is being stopped: then no further step is begun (P5)."""
+    """Whether this process is being stopped: then no further step is begun."""
     script: Script = field(default_factory=Script)
     step: str | None = None
     in_phase: bool = False
@@ -83,10 +83,10 @@ class PhasedRun:
     unsent_call: bool = False
     """That step was a call that was provably not made."""
     undone: bool = False
-    """That step was a phase, whose rows are rolled back."""
+    """That step was a phase, whose rows were rolled back."""
     parked: str | None = None
     diverged: str | None = None
-    """Which stored step the code does not have, in a sentence."""
+    """A sentence about the stored step that the handler did not run."""
     lost: bool = False
     halted: bool = False
     notifier: Notifier | None = None
@@ -123,12 +123,12 @@ class PhasedRun:
         return phased_run
 
     def check(self) -> None:
-        """Refuse to begin a step of a parked record."""
+        """Raise if the record is parked: no step may begin."""
         if self.parked is not None:
             raise ReplayDivergedError(f"this operation is parked ({self.parked}): nothing more is run")
 
     def parked_because(self, last_error: str) -> str:
-        """Why the record is parked, for the log: which stored step the code does not have, and what to do."""
+        """Why the record is parked, for the log: the stored step that the handler did not run, and what to do."""
         if self.parked is None and not self.script.used_up:
             missing = self.script.memo[len(self.script.asked)]
             self.diverged = f"the handler ended without the stored {missing.kind} {missing.name!r}: {RESTORE}"
@@ -138,7 +138,7 @@ class PhasedRun:
 
     @contextmanager
     def open_step(self, name: str, kind: EntryKind) -> Iterator[MemoEntry | None]:
-        """Take one step: its stored entry, or None if it has to be done now. One at a time (H1)."""
+        """Open one step; yields its stored entry, or None if it has to run now. One step at a time."""
         self._may_go_on(name)
         stored = self._asked(name, kind)
         self.step, self.in_phase = name, stored is None and kind is EntryKind.PHASE
@@ -146,7 +146,7 @@ class PhasedRun:
         since = 0.0 if notifier is None else notifier.now()
         try:
             yield stored
-        except (Exception, Interrupted) as error:  # a dropped flow says nothing about its step: its process dies
+        except (Exception, Interrupted) as error:  # not GeneratorExit: a dropped flow proves nothing about its step
             self._failed(name, kind)
             if notifier is not None:
                 notifier.stepped(name, kind, since, recalled=False, error=error)
@@ -158,7 +158,7 @@ class PhasedRun:
             self.step, self.in_phase = None, False
 
     def _failed(self, name: str, kind: EntryKind) -> None:
-        """Note a failed phase: it was not taken, so the handler may ask for it again, and for no other step instead."""
+        """Note a failed phase or value: the handler may request it again, but no other step in its place."""
         if kind is not EntryKind.CALL and self.script.asked[-1:] == [name]:
             self.script.asked.pop()
             self.failed, self.unsent_call, self.undone = name, False, kind is EntryKind.PHASE
@@ -176,15 +176,15 @@ class PhasedRun:
         return stored
 
     def entry(self, name: str, kind: EntryKind, value: object) -> MemoEntry:
-        """A result as it is stored."""
+        """The stored form of a result."""
         return MemoEntry(name, kind, encode(value, self.policy.max_result_bytes))
 
     def with_entry(self, entry: MemoEntry) -> tuple[MemoEntry, ...]:
-        """The memo with one more finished step, and with the values that were not written yet."""
+        """The memo with one more finished step, and with the values that are not written yet."""
         return (*self.script.memo, entry)
 
     def remember(self, entry: MemoEntry) -> None:
-        """Take a value; it is written with the next step, before which it cannot have had an action."""
+        """Keep a value until the next step writes it; until then it cannot have had an effect."""
         self.script.learn(entry)
 
     def written(self, memo: tuple[MemoEntry, ...], snapshot: Snapshot | None) -> None:
@@ -197,7 +197,7 @@ class PhasedRun:
     # Calls
 
     def announcement(self, name: str, *, repeatable: bool | timedelta, parameters: object) -> Announcement:
-        """What the owner announces before it makes a call, for the first time or once more (H2, H3)."""
+        """The announcement that is stored before a call is made, for the first time or again."""
         digest = digest_of(parameters, self.policy.max_result_bytes)
         if self.intent is not None and self.intent.digest != digest:
             self.parked = OTHER_PARAMETERS
@@ -216,39 +216,39 @@ class PhasedRun:
         )
 
     def announced(self, snapshot: Snapshot | None) -> None:
-        """Note that the intent is stored: from here to its result the outcome is uncertain."""
+        """Note that the intent is stored: until the result is stored, the outcome is uncertain."""
         if snapshot is None or snapshot.record is None:
             raise self.mark_lost()
         self.stored, self.intent = snapshot.record.memo, snapshot.record.intent
         self._look(snapshot)
 
     def unsent(self, error: Exception) -> bool:
-        """Whether an error proves that the open call was never made; only on the first send it can (F24)."""
+        """Whether an error proves that the open call was never made, which is possible only on the first attempt."""
         first = self.intent is not None and self.intent.sends == 1 and self.parked is None
         return first and proves_nothing_sent(error, self.policy)
 
     def in_time(self, since: float) -> None:
-        """Refuse to make a call that was announced too long ago: a resolver may count on its being over (U1)."""
+        """Refuse to make a call that was announced too long ago: a resolver may already assume that it has ended."""
         if self.clock() - since > self.policy.send_window.total_seconds():
             raise NotExecutedError(TOO_LATE)
 
     def withdrawn(self, snapshot: Snapshot | None) -> None:
-        """Note that the announcement was taken back; if that failed, it stays open."""
+        """Note that the announcement was withdrawn; if that failed, it stays open."""
         if snapshot is not None and snapshot.record is not None:
-            # Values were written with it, even if the reply was lost; they stay.
+            # Values were written with the announcement, even if its reply was lost; they stay.
             self.stored, self.intent = snapshot.record.memo, None
             self._look(snapshot)
-            # The step was not taken, so a handler that catches the error may ask for it again.
+            # The step did not happen, so a handler that catches the error may request it again.
             self.failed, self.unsent_call = self.script.asked.pop(), True
 
     @staticmethod
     def not_made(name: str, error: Exception) -> NotExecutedError | None:
-        """The error for the handler if the call was not made, as a resumed run would get it. None: the original one."""
+        """The error for a call that was not made, as a resumed run would raise it. None: raise the original one."""
         said = type(error).__name__ if is_inner(error, 0) or not isinstance(error, NotExecutedError) else None
         return None if said is None else NotExecutedError(f"{name!r} was not made: {said}")
 
     def result(self, name: str, value: object, *, final_no: bool, declared: object = None) -> MemoEntry:
-        """The entry of a call that returned; a result that cannot be stored parks the record (F26)."""
+        """The entry of a call that returned; a result that cannot be stored parks the record."""
         try:
             entry = self.entry(name, EntryKind.CALL, value if declared is None else plain_of(value))
         except ResultNotStorableError:
@@ -257,10 +257,10 @@ class PhasedRun:
         return rejected(entry) if final_no else entry
 
     def recalled(self, entry: MemoEntry, declared: Any) -> Any:  # noqa: ANN401  (whatever was declared)
-        """The stored result of a call as it was declared.
+        """The stored result of a call, converted as declared.
 
-        The call was made and its result is stored, so nothing is lost; but a handler that cannot read it cannot go on,
-        and would fail on every run. So the record is parked for an operator.
+        If that fails, nothing is lost, because the result is stored; but the handler would fail on every run. So the
+        record is parked for an operator.
         """
         value = recalled(entry)
         if declared is None:
@@ -273,14 +273,14 @@ class PhasedRun:
             raise ResultInvalidError(f"the result of {entry.name!r} is {error}") from None
 
     def mark_lost(self) -> LeaseLostError:
-        """Note that a write was refused: from now on every step raises (P3)."""
+        """Note that a write was refused: from now on every step raises."""
         self.lost = True
         return LeaseLostError(LOST)
 
     # The end
 
     def progress(self) -> Progress:
-        """How far the handler came, as the settlement has to know it."""
+        """The handler's progress, for the decision about its end."""
         return Progress(
             begun=bool(self.stored) or self.intent is not None,
             call_open=self.intent is not None,
@@ -294,7 +294,7 @@ class PhasedRun:
 
     @property
     def repeatable(self) -> bool:
-        """Whether the open call may be made once more, by our estimate of the store's clock."""
+        """Whether the open call may be repeated, by our estimate of the store's clock."""
         until = self.intent.repeatable_until if self.intent else None
         return until is not None and self._store_now() < until
 
@@ -320,7 +320,7 @@ class PhasedRun:
             raise StoppingError(f"this process is being stopped, so {name!r} is left to the next owner")
 
     def _after_failure(self, name: str) -> None:
-        """Allow only the failed step again. After a call that was not made another one may follow; that is stored."""
+        """Allow only the failed step again. After a call that was not made, another step may follow; that is stored."""
         failed, self.failed = self.failed, None
         if failed is None or failed == name:
             self.undone = False
@@ -336,7 +336,7 @@ class PhasedRun:
 
 
 def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)
-    """A stored result: returned, or raised if it is the provider's final no or says that no call was made."""
+    """Return a stored result; raise if it is the provider's final refusal, or shows that no call was made."""
     value = decode(entry.result)
     if is_rejection(entry):
         raise RejectedError(value)

@@ -1,9 +1,9 @@
-"""Answers that were read from the store, in the memory of this process: `Policy.replay_cache`.
+"""A cache of responses in the memory of this process: `Policy.replay_cache`.
 
-A cached answer was read from a committed record, and a finished record does not change while it lives. Only an
-operator's `keys bust` and the reaper remove one, so the life of `Policy.replay_cache` bounds how long an answer is
-given after that. The cache has a limited size, and belongs to one installation in one process; `engine.fronts` has the
-answers that processes share.
+A cached response was read from a committed record, and a finished record does not change while it lives. Only an
+operator's `keys bust` and the reaper remove one, so the life in `Policy.replay_cache` limits how long a removed
+response is still sent. The cache has a limited size, and belongs to one installation in one process; `engine.fronts`
+has the cache that processes share.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from oncekey.engine.claiming import ClaimInput
 
 MOST_BYTES: Final = 32 * 1024 * 1024
-"""How much memory the answers of one installation may take, counting bodies and headers."""
+"""The most memory for the responses of one installation: their bodies, and `OVERHEAD` for each."""
 OVERHEAD: Final = 1024
-"""The memory of a record besides its answer."""
+"""The estimated memory of a record without its body."""
 
 
 class _Finished(NamedTuple):
@@ -39,7 +39,7 @@ class _Finished(NamedTuple):
 
 
 class Answers:
-    """Finished answers that were read from the store, in the memory of this process: its flows never wait."""
+    """Finished responses in the memory of this process; its flows never wait."""
 
     __slots__ = ("_boot", "_bytes", "_changing", "_known", "_most", "_notify")
 
@@ -48,7 +48,7 @@ class Answers:
     ) -> None:
         self._boot = boot
         self._notify = notify
-        self._known: OrderedDict[RecordId, _Finished] = OrderedDict()  # as `SettledKeys` has one
+        self._known: OrderedDict[RecordId, _Finished] = OrderedDict()  # like `SettledKeys.known`
         self._bytes = 0
         self._most = most_bytes
         self._changing = Lock()
@@ -57,7 +57,7 @@ class Answers:
         return len(self._known)
 
     def find(self, asked: Claim | ClaimInput, policy: Policy) -> Life[Replay | Refuse | None]:
-        """The verdict of the key's copy, if there is one, by the same rules as for a record of the store."""
+        """The verdict on the key's copy, if there is one, by the same rules as for a record."""
         yield from ()
         found = self._known.get(asked.id)
         now = self._boot()
@@ -73,14 +73,14 @@ class Answers:
         return rule_finished(found.record, found.now + since, asked.fingerprint, policy)
 
     def keep(self, replay: Replay, life: Duration) -> Life[None]:
-        """Keep an answer that the store has given, for so long. The oldest ones are removed for it."""
+        """Cache a response from the store for `life`; the oldest ones make room for it."""
         yield from ()
         record, now = replay.record, self._boot()
         response = record.response
         size = OVERHEAD + (0 if response is None or response.body is None else len(response.body))
         if size > self._most:
             return
-        # The reader's clock may run a little faster than the store's, so the record's own expiry is kept, too.
+        # The reader's clock may run slightly faster than the store's, so the record's own expiry limits the life, too.
         life = min(life, record.expires_at - replay.now)
         with self._changing:
             if record.id in self._known:
@@ -91,7 +91,7 @@ class Answers:
                 self._forget(next(iter(self._known)))
 
     def forget(self, record_id: RecordId) -> Life[bool]:
-        """Remove an answer that was busted or has expired. Always true: this process does not give it any more."""
+        """Remove a busted or expired response. Always True: this process no longer sends it."""
         yield from ()
         with self._changing:
             self._forget(record_id)

@@ -1,8 +1,8 @@
-"""Settling unknown outcomes: resolvers, webhooks and operators make the same move, and the first one wins (U2, U3).
+"""Settles unknown outcomes: resolvers, webhooks and operators make the same move, and the first one wins.
 
-An owner whose write is refused leaves evidence as well: what it executed is not the record's answer, and must not be
-lost. Its evidence settles the record if that is unknown or becomes so, and never overwrites. It is best effort: if the
-store is down it is lost, and the alarm in the log remains.
+An owner whose write is refused adds evidence, too: it executed something that the record does not show. The evidence
+settles the record if that is or becomes unknown, and never overwrites an outcome. It is best effort: if the store is
+down, the evidence is lost and only the alarm in the log remains.
 """
 
 from __future__ import annotations
@@ -56,23 +56,23 @@ _ANOTHER_CALL = "the call that is open is another one"
 
 
 class Became(StrEnum):
-    """What evidence led to."""
+    """The result of evidence."""
 
     SETTLED = "settled"
     """It settled its record just now."""
     KEPT = "kept"
-    """It is kept: its record is not known yet, or still has an owner, or more is needed."""
+    """It is stored: its record is not known yet or still has an owner, or more is needed."""
     AGREES = "agrees"
-    """The record says the same."""
+    """The record has the same outcome."""
     CONTRADICTS = "contradicts"
-    """The record says otherwise, and stays as it is: an operator has to look."""
+    """The record has another outcome, and is not changed: an operator has to check."""
     UNCLEAR = "unclear"
-    """It may be about several calls, or about one that only others gave this id: kept for an operator."""
+    """It may concern several calls, or only other sources used its provider id: stored for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceTarget:
-    """The record that evidence is about, in one incarnation, and its call."""
+    """The record that evidence concerns, in one incarnation, and its call."""
 
     id: RecordId
     incarnation: UUID
@@ -82,10 +82,7 @@ class EvidenceTarget:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What a message led to, and for which record; `repeated` if it was received before.
-
-    `conflict`: another message came with the same event id.
-    """
+    """The result of a message. `repeated`: it was received before; `conflict`: another message has its event id."""
 
     became: Became
     target: EvidenceTarget | None = None
@@ -103,7 +100,7 @@ PolicyOf = Callable[[str], "Policy"]
 
 
 def reconcile_of(store: Store) -> Reconcile:
-    """The store's part for calls and evidence; raises with a sentence that names the stores that have one."""
+    """The store's interface for calls and evidence; raises `ConfigurationError` if it has none."""
     if store.reconcile is None:
         raise ConfigurationError(NOT_HERE)
     return store.reconcile
@@ -120,7 +117,7 @@ def settle(
     waited: bool = False,
     notify: Notify | None = None,
 ) -> Flow[Moved | Forbidden]:
-    """Settle an unknown record (rows 19 to 22): decided under lock, proven by version, audited in the same commit."""
+    """Settle an unknown record: decided under a lock, checked by version, and audited in the same commit."""
     commands: list[OperatorCommand] = []
 
     def deciding(seen: Snapshot, parcels: tuple[ParcelLocation, ...]) -> Move | Forbidden:
@@ -152,11 +149,11 @@ def receive(
     *,
     notify: Notify | None = None,
 ) -> Flow[Received]:
-    """Store evidence, then apply it if its record is unknown; for a live record it waits (U3)."""
+    """Store evidence, then apply it if its record is unknown; for a live record it is only stored."""
     evidence, new = yield from reconcile_of(store).add(report)
     conflict = not new and _content(evidence.report) != _content(report)
     if conflict:
-        # Another message has this event id. Stored under an id of its own, a repetition of this one is recognised, too.
+        # Another message has this event id. This one gets a separate id, so that its repetition is recognised, too.
         digest = hashlib.sha256(repr(_content(report)).encode()).hexdigest()
         evidence, new = yield from reconcile_of(store).add(replace(report, event_id=f"{report.event_id}#{digest}"))
     target = yield from target_of(store, report, resolvers.inline_calls, name=True)
@@ -171,7 +168,7 @@ def receive(
 
 
 def _content(report: CallReport) -> tuple[str | None, ...]:
-    """What a message tells, and about which call."""
+    """The call that a message names, and its resolution."""
     return report.downstream_key, report.provider_id, report.resolution
 
 
@@ -185,7 +182,7 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
     *,
     notify: Notify | None = None,
 ) -> Flow[Became]:
-    """Settle a record by evidence, or compare the two; a record that has an answer never gets another one."""
+    """Settle a record by evidence, or compare the two; a settled record is never changed."""
     resolution = from_text(evidence.report.resolution)
     if isinstance(resolution, Undecided):
         return Became.KEPT
@@ -206,7 +203,7 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
 
 
 def payload_of(store: Store, record: Record) -> Flow[Any]:
-    """The payload of a deferred call; its parcel is a dead letter."""
+    """The payload of a deferred call whose parcel is a dead letter; otherwise None."""
     if record.effects is not Effects.OUTBOX or store.outbox is None:
         return None
     for parcel in (yield from operations_of(store).parcels(record.incarnation)):
@@ -220,9 +217,9 @@ def payload_of(store: Store, record: Record) -> Flow[Any]:
 def _shaped(
     store: Store, resolution: Executed | Rejected | NotExecuted, target: EvidenceTarget, resolvers: Resolvers
 ) -> Flow[Executed | Rejected | NotExecuted | None]:
-    """The answer that the operation makes of the provider's object; None: the record is not unknown, so settle nothing.
+    """The resolution, with the response that the resolver builds from it; None: the record is not unknown.
 
-    A record that turns unknown a moment later is settled by the next look, with an answer made for it.
+    A record that becomes unknown a moment later is settled by the next check, with a response built for it.
     """
     seen = yield from store.find(target.id)
     record = seen.record
@@ -242,7 +239,7 @@ def compared(store: Store, target: EvidenceTarget, resolution: Resolution) -> Fl
         return None
     known, reported = known_outcome(record, target.phase), _outcome(resolution)
     if known is None or reported is None:
-        # "May run again" against "was executed": only a person can find out which of them is wrong (F35).
+        # "May run again" against "was executed": only a person can find out which of them is wrong.
         retryable = record.state is State.FAILED_RETRYABLE and record.intent is None
         return EvidenceVerdict.CONTRADICTS if retryable and reported is Outcome.SUCCESS else None
     return EvidenceVerdict.AGREES if known is reported else EvidenceVerdict.CONTRADICTS
@@ -267,10 +264,10 @@ def _became(verdict: EvidenceVerdict) -> Became:
 def target_of(
     store: Store, report: CallReport, inline: Mapping[str, str], *, name: bool = False
 ) -> Flow[EvidenceTarget | Unclear | None]:
-    """The call that evidence names; None if it is not one of ours. `name` also stores the provider's id of the call.
+    """The call that evidence names; None if it is not one of ours. `name`: also store the provider's id of the call.
 
-    The downstream key decides. Without one, the provider's id counts as its own source used it: every account of a
-    provider may number its charges from 1. Two candidates are never decided between.
+    The downstream key decides. Without one, the provider's id counts only within its source: every account of a
+    provider may number its charges from 1. Two candidates make the evidence unclear.
     """
     port = reconcile_of(store)
     key = report.downstream_key
@@ -293,7 +290,7 @@ def target_of(
 
 
 def _inline_target(store: Store, key: str, inline: Mapping[str, str]) -> Flow[EvidenceTarget | None]:
-    """For INLINE, which announces no calls, the unknown record whose downstream key fits."""
+    """The unknown INLINE record whose downstream key matches: INLINE handlers announce no calls."""
     for operation, phase in inline.items():
         wanted = Search(state=State.UNKNOWN, operation=operation, effects=Effects.INLINE)
         page = yield from operations_of(store).search(wanted, MOST_INLINE)
@@ -310,7 +307,7 @@ ALARM: Final = "oncekey: %s was executed by an owner that had lost its key; its 
 
 
 def keep_refused_result(store: Store, lease: Lease, seed: bytes, entry: MemoEntry, policy: Policy) -> Flow[None]:
-    """Keep the result of an announced call whose record refused it."""
+    """Store the result of an announced call as evidence, because the record refused it."""
     log.error(ALARM, entry.name, key_digest(lease.id.key))
     value = decode(entry.result)
     resolution = Rejected(value) if is_rejection(entry) else Executed(value)
@@ -319,17 +316,17 @@ def keep_refused_result(store: Store, lease: Lease, seed: bytes, entry: MemoEntr
 
 
 def keep_refused_answer(store: Store, lease: Lease, settlement: Settlement, policy: Policy) -> Flow[None]:
-    """Keep the answer of an INLINE handler whose record refused it."""
+    """Store the success of an INLINE handler as evidence, because the record refused it."""
     if not isinstance(settlement, Completed) or settlement.outcome is not Outcome.SUCCESS:
         return
     log.error(ALARM, "the request", key_digest(lease.id.key))
-    # INLINE announced no call, so the evidence is filed under the incarnation, which is no provider's key.
+    # INLINE announced no call, so the evidence is stored under the incarnation, which is not a provider's key.
     target = EvidenceTarget(lease.id, lease.incarnation, FINISHED, str(lease.incarnation))
     yield from _kept(store, lease, target, Executed(_reply(settlement, policy)), policy)
 
 
 def _reply(settlement: Completed, policy: Policy) -> Reply:
-    """The answer as evidence, without a body that is larger than a call's result may be."""
+    """The response as evidence, without its body if that is larger than a call's result may be."""
     response = settlement.response
     body = response.body if response.body is not None and len(response.body) <= policy.max_result_bytes else None
     headers = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in response.headers)

@@ -1,8 +1,8 @@
-"""What the relay does with a parcel, as flows: take it up, and store what the call led to.
+"""The relay's work on a parcel, as flows: take it up, and store the result of its call.
 
-A message (`emit`) is delivered at least once and never touches a record. A request's own call (`defer`) is one
-announced call on its record. If its result is stored, the relay settles without calling; if it may have been sent, the
-relay sends it again only while that is safe (O1). Nothing here calls anything: the caller does, between two flows.
+A message (`emit`) is delivered at least once and never touches a record. A deferred call (`defer`) is one announced
+call of its record. If its result is stored, the relay settles without calling; if it may have been sent, the relay
+repeats it only while that is safe. The flows make no calls: the worker does, between two flows.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from oncekey.ports.store import Outbox
 
 MARGIN: Final[Duration] = 5 * SECOND
-"""How much longer than its longest call a parcel's lease is: the result has to be written, too."""
+"""How much longer a parcel's lease is than its longest call: the result has to be written, too."""
 NOT_STORABLE: Final = "result_not_storable"
-"""The error code of a record whose call was made, and returned what cannot be stored (H1)."""
+"""The error code of a record whose call was made, and whose result cannot be stored."""
 SPENT: Final = "attempts_exhausted"
 """The error of a parcel whose worker disappeared without reporting one."""
 
@@ -40,18 +40,18 @@ class ParcelEnded(StrEnum):
     DELIVERED = "delivered"
     POSTPONED = "postponed"
     PARKED = "parked"
-    """A request's own call: the outcome is unknown, and the parcel is a dead letter."""
+    """A deferred call: its outcome is unknown, and the parcel is a dead letter."""
     BURIED = "buried"
-    """A message that was tried too often."""
+    """A message that failed too often."""
     ORPHANED = "orphaned"
-    """A call whose record is gone."""
+    """A deferred call whose record is gone."""
     LOST = "lost"
     """Another worker has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallAnswered:
-    """The provider's final answer, which is the answer of the request."""
+    """The provider's final response, which becomes the response to the request."""
 
     response: StoredResponse
     provider_id: str | None = None
@@ -60,12 +60,12 @@ class CallAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Unstorable:
-    """The call was made, and its result has no stored form."""
+    """The call was made, and its result cannot be stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """The call did not return. `never_sent` is proven, and says nothing about the calls before it."""
+    """The call did not return. `never_sent`: this attempt provably sent nothing; earlier ones may have."""
 
     error: str
     after: Duration = 0
@@ -77,12 +77,12 @@ ParcelEnding: TypeAlias = CallAnswered | Unstorable | CallFailed
 
 
 def lease_of(policy: Policy) -> Duration:
-    """The shortest lease of a parcel: the longest call fits in, from its announcement to its result."""
+    """The lease of a parcel: at least as long as the longest call, from its announcement to its result."""
     return max(micros(policy.outbox_lease), micros(policy.send_window) + micros(policy.call_timeout) + MARGIN)
 
 
 def digest_of(parcel: Parcel) -> str:
-    """A digest of what is sent: other content under the same announcement is not a repetition (H2)."""
+    """A digest of what is sent: other content under the same announcement is not a repetition."""
     content = f"{parcel.topic}\n{parcel.payload}".encode("utf-8", "surrogatepass")
     return blake2b(content, digest_size=16).hexdigest()
 
@@ -90,7 +90,7 @@ def digest_of(parcel: Parcel) -> str:
 def begin_call(
     outbox: Outbox, held: HeldParcel, owner: str, repeatable: Duration | None, policy: Policy
 ) -> Flow[TakenUp | ParcelEnded]:
-    """Take a request's call up. `TakenUp`: make the call now, within the send window; anything else is an end."""
+    """Take up a deferred call. `TakenUp`: make the call now, within the send window; any other result is final."""
     parcel = held.parcel
     call = Announcement(
         phase=parcel.topic,
@@ -120,7 +120,7 @@ def begin_call(
 
 
 def end_call(outbox: Outbox, taken: TakenUp, ending: ParcelEnding, policy: Policy) -> Flow[ParcelEnded]:
-    """Store what the call led to: the result first, then the answer together with the parcel's end."""
+    """Store the end of a call: the result first, then the response together with the parcel's end."""
     match ending:
         case CallAnswered():
             return (yield from _keep(outbox, taken, ending, policy))
@@ -153,7 +153,7 @@ def end_call(outbox: Outbox, taken: TakenUp, ending: ParcelEnding, policy: Polic
 
 
 def fail_message(outbox: Outbox, held: HeldParcel, failed: CallFailed, policy: Policy) -> Flow[ParcelEnded]:
-    """Store that a message was not delivered: it is due again later, or becomes a dead letter."""
+    """Store that a message was not delivered: it is retried later, or becomes a dead letter."""
     if failed.counted and held.attempts >= policy.outbox_max_attempts:
         return ParcelEnded.BURIED if (yield from outbox.bury(held, failed.error[:_ERRORS])) else ParcelEnded.LOST
     ours = yield from outbox.again(held, failed.after, failed.error[:_ERRORS], counted=failed.counted)
@@ -161,7 +161,7 @@ def fail_message(outbox: Outbox, held: HeldParcel, failed: CallFailed, policy: P
 
 
 def entry_of(phase: str, answered: CallAnswered, policy: Policy) -> MemoEntry:
-    """The result as the record stores it: the whole answer, and the provider's own id for it."""
+    """The stored form of a result: the whole response, and the provider's own id for it."""
     response = answered.response
     kept = {
         "status": response.status,
@@ -174,7 +174,7 @@ def entry_of(phase: str, answered: CallAnswered, policy: Policy) -> MemoEntry:
 
 
 def answer_of(entry: MemoEntry) -> CallAnswered:
-    """The answer in a stored result."""
+    """The response in a stored result."""
     kept = memo.decode(entry.result)
     headers = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in kept["headers"])
     response = StoredResponse(kept["status"], headers, kept["body"])

@@ -1,6 +1,6 @@
-"""The request path as flows: begin, renew, settle, and the look at a key.
+"""The request path as flows: begin, renew, settle, and read the state of a key.
 
-Nothing here waits, reads a clock or does I/O: a flow yields transactions and is sent their results.
+Nothing here waits, reads a clock or does I/O: a flow yields transactions and receives their results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from oncekey.ports.store import Records, Store
 
 ROUNDS = 8
-"""How often a request that loses race after race reads again before it is refused as in progress."""
+"""How many rounds of lost races a request tries before it is refused as in progress."""
 
 LOSSES = 3
 """How many replies may be lost before the outage is reported: each may have taken a full time-out."""
@@ -56,10 +56,10 @@ NO_OUTBOX = "parcels need a store with an outbox: `oncekey stores` says which ha
 
 
 def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
-    """Ask for the right to execute. Each round is one read and at most one compare-and-swap.
+    """Claim the right to execute. Each round is one read and at most one compare-and-swap.
 
-    A write whose reply was lost may have been executed, or be executed yet. So the next round reads again: a record
-    that names our owner is ours (P7). And it writes under another incarnation, because two lives never share one (F1).
+    A write whose reply was lost may have been executed, or may still be. So the next round reads again: a record that
+    names our owner is ours. It writes under another incarnation, because two lives of a key never share one.
     """
     snapshot: Snapshot | None = None
     met: Record | None = None
@@ -110,7 +110,7 @@ def _having_met(ruled: Proceed | Replay | Refuse, met: Record) -> Verdict:
 
 
 def resume(store: Store, claim: Claim, policy: Policy) -> Flow[Verdict]:
-    """Ask to go on with a record without its client (rows 13, 16): a completer never claims, supersedes or waits."""
+    """Take over a record without its client: a completer never claims, supersedes or waits."""
     met: Record | None = None
     snapshot = yield from store.find(claim.id)
     for _ in range(LOSSES):
@@ -149,12 +149,12 @@ def _note(  # noqa: PLR0917  (a line of the audit reads by position)
 
 
 def renew(records: Records, lease: Lease, span: Duration) -> Flow[Instant | None]:
-    """The heartbeat: the lease's new end, or None if the lease is lost."""
+    """Extend the lease (the heartbeat): its new end, or None if it is lost."""
     return (yield from records.renew(lease, span))
 
 
 def settle(records: Records, lease: Lease, settlement: Settlement) -> Flow[Settled]:
-    """Write the outcome of the operation, in a transaction of its own."""
+    """Write the outcome of the operation, in a separate transaction."""
     return (yield from records.settle(lease, settlement))
 
 
@@ -169,18 +169,18 @@ def settling(store: Store, lease: Lease, settlement: Settlement, parcels: tuple[
 
 
 def settle_lost_commit(records: Records, lease: Lease) -> Flow[Settled]:
-    """Find out whether a business transaction whose COMMIT got no reply was committed (P7).
+    """Find out whether a business transaction whose COMMIT got no reply was committed.
 
-    That transaction updated the record's row before its COMMIT was sent, so this settlement waits for it to
-    end: it finds either the committed answer, or the untouched claim, which it hands back. Reading alone could
-    not tell a roll-back from a commit that is still under way.
+    That transaction updated the record's row before its COMMIT was sent, so this settlement waits for it to end: it
+    finds either the committed response, or the unchanged claim, which it makes retryable. A read alone could not
+    distinguish a roll-back from a commit that is still in progress.
     """
     return (yield from records.settle(lease, Retryable(COMMIT_LOST)))
 
 
 @dataclass(frozen=True, slots=True)
 class KeyView:
-    """A key as it stands. `busy`: a LOCAL request is running, which has no row yet (L8)."""
+    """The state of a key. `busy`: a LOCAL request is running, which has no row yet."""
 
     snapshot: Snapshot
     busy: bool
@@ -190,11 +190,11 @@ class KeyView:
 
 
 def look(store: Store, record_id: RecordId, lock: int | None) -> Flow[KeyView]:
-    """The record, and whether a LOCAL request in one commit is running, which has no row yet (L8, F21)."""
+    """The record, and whether a LOCAL request in one commit is running, which has no row yet."""
     snapshot, locks = (yield from store.find(record_id)), store.locks
     if lock is None or locks is None or situate(snapshot.record, snapshot.now) not in _WITHOUT_ROW:
         return KeyView(snapshot, busy=False)
     if (yield from locks.held(lock)):
         return KeyView(snapshot, busy=True)
-    # Its commit may have come between the two reads.
+    # It may have committed between the two reads.
     return KeyView((yield from store.find(record_id)), busy=False)

@@ -1,6 +1,6 @@
-"""`op.call`, as type checkers read it: its function has up to four arguments by position, and `key`.
+"""The type of `op.call`, for type checkers: its function takes up to four positional arguments, and `key`.
 
-A `ParamSpec` cannot describe them: it takes every keyword for the function, and `op.call` has options of its own.
+A `ParamSpec` cannot describe that: it assigns every keyword to the function, and `op.call` has its own options.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeclaredCallStep(CallStep, Generic[R], total=False):
 
 
 class Call0(Protocol[R_co]):
-    """A function without arguments besides `key`."""
+    """A function with no argument but `key`."""
 
     def __call__(self, *, key: str) -> R_co:
         """Make the call."""
@@ -191,10 +191,10 @@ class _BlockingMethod(Protocol):
 
 
 def async_call(method: Callable[..., Any]) -> _AsyncMethod:
-    """Declare the type of a method; at run time it stays as it is."""
+    """Declare the type of a method; it is returned unchanged."""
     return method
 
 
 def blocking_call(method: Callable[..., Any]) -> _BlockingMethod:
-    """The same for a blocking one."""
+    """The same for a blocking method."""
     return method

@@ -1,4 +1,4 @@
-"""`SyncOperation`: what a `def` handler gets."""
+"""`SyncOperation`: the operation of a `def` handler."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ class SyncOperation(Held[Conn]):
         parameters: object = None,
         result: object = None,
     ) -> object:
-        """Make one outside call; see `Operation.call`. It has a thread of its own, so that it can time out."""
+        """Make one outside call; see `Operation.call`. It runs in a separate thread, so that it can time out."""
         steps = self._steps("call")
         fn = _blocking(name, fn)
         return steps.call(name, fn, args, repeatable=repeatable, parameters=parameters, result=result)
 
     def value(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run `fn(*args, **kwargs)` once and store what may differ between runs: the time, a random number, an id."""
+        """Run `fn(*args, **kwargs)` once and store its result, which may differ between runs."""
         return cast("R", self._steps("value").value(name, _blocking(name, fn), args, kwargs))
 
 
 def _blocking(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of a step, unless nothing would await it: a call whose result is a coroutine was never made."""
+    """The function of a step; raises for a coroutine function, which nothing would await."""
     if inspect.iscoroutinefunction(fn):
         raise ConfigurationError(NOT_AWAITED.format(name=name))
     return fn

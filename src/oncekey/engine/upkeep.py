@@ -1,7 +1,4 @@
-"""Sweeping and reaping a page of records, as flows.
-
-What the core finds due is written, one compare-and-swap for each record.
-"""
+"""Sweeping and reaping a page of records, as flows: one compare-and-swap for each record that the core finds due."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
     from oncekey.ports.store import Upkeep
 
 ABANDONED_FOR: Final = 24 * HOUR
-"""How long the answer of an abandoned request stays: clients retry for a day; no `ttl` applies, as nothing ran."""
+"""How long the response of an abandoned request is kept: clients retry for a day; no `ttl` applies, as nothing ran."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +30,14 @@ class SweptRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReapedUnfinished:
-    """What happened to expired records that were never finished."""
+    """The expired records that were never finished, by how the reaper ended them."""
 
     parked: tuple[Record, ...] = ()
     abandoned: tuple[Record, ...] = ()
 
 
 def sweep(upkeep: Upkeep, page: Page, policy: Policy, mover: Mover) -> Flow[tuple[SweptRecord, ...]]:
-    """Move stale records (rows 14, 15). No handler runs here: a retry or the completer goes on with them."""
+    """Move stale records. No handler runs here: a retry or the completer resumes them."""
     moved: list[SweptRecord] = []
     for record in page.records:
         to = sweep_to(record, page.now, max_attempts=policy.max_attempts)
@@ -62,7 +59,7 @@ def reap(
     *,
     trusted_for: Duration | None = None,
 ) -> Flow[ReapedUnfinished]:
-    """End expired records that were never finished (rows 18, 28), one by one; finished ones go in one statement."""
+    """End expired records that were never finished, one by one; finished ones are handled in one statement."""
     parked: list[Record] = []
     abandoned: list[Record] = []
     for record in page.records:
