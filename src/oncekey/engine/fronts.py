@@ -285,7 +285,7 @@ class Holds:
         yield from self.shelf.put(REPLACE, name, held_bytes(held), until - now)
 
     def let_go(self, name: bytes) -> Life[None]:
-        """Remove the note, and wait for that: a client that has its answer must not get "in progress" for a repeat."""
+        """Remove the note and wait for the reply: a client that has its response must not get "in progress" next."""
         yield Consult(self.shelf.line, (Command(DROP, name),))
 
 

@@ -1,4 +1,4 @@
-"""The state of one operation during its life, its parcels, and what all operations of one installation share."""
+"""The state of one operation, its parcels, and the state that all operations of one installation share."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ PAUSE = 1.0
 
 
 class Breaker:
-    """While a store is out, most requests are refused without asking it.
+    """A circuit breaker: while the store is down, most requests are refused without a query.
 
-    The circuit breaker is closed, open, or half open: then one request in each pause is the probe.
+    It is closed, open, or half open: then one request in each pause probes the store.
     """
 
     __slots__ = ("_clock", "_tries_at", "failures")
@@ -51,16 +51,16 @@ class Breaker:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.failures = 0
-        """How many outages in a row there were; nearly always 0."""
+        """The number of outages in a row; nearly always 0."""
         self._tries_at = 0.0
 
     @property
     def closed(self) -> bool:
-        """Whether fewer than `FAILURES` outages came in a row."""
+        """Whether fewer than `FAILURES` outages occurred in a row."""
         return self.failures < FAILURES
 
     def allows(self) -> bool:
-        """Whether a request may ask the store; an open breaker lets one through per pause."""
+        """Whether a request may query the store; an open breaker lets one through per pause."""
         if self.failures < FAILURES:
             return True
         if self._clock() < self._tries_at:
@@ -75,7 +75,7 @@ class Breaker:
             self._tries_at = self._clock() + PAUSE
 
     def worked(self) -> None:
-        """Note that the store answered."""
+        """Note that the store replied."""
         self.failures = 0
 
 
@@ -83,21 +83,21 @@ MOST_KEYS: Final = 10_000
 
 
 class SettledKeys:
-    """The keys that this process has settled lately: for them a stored answer is likely.
+    """The keys that this process settled recently, for which a stored response is likely.
 
-    That proves nothing: it only chooses which question the store is asked first.
-    Several threads may add at once, and removing the oldest takes three steps; a reader needs no lock.
+    A key here proves nothing: it only decides which query comes first. Several threads may add at once, and removing
+    the oldest key takes three steps, so `add` takes a lock; a reader needs none.
     """
 
     __slots__ = ("_adding", "_most", "known")
 
     def __init__(self, most: int = MOST_KEYS) -> None:
-        self.known: OrderedDict[RecordId, None] = OrderedDict()  # a dict walks over removed entries to find its oldest
+        self.known: OrderedDict[RecordId, None] = OrderedDict()  # a dict scans removed entries to find its oldest
         self._most = most
         self._adding = Lock()
 
     def add(self, record_id: RecordId) -> None:
-        """Note that the key's answer is stored. The oldest key is removed for it."""
+        """Note that the key's response is stored; if there are too many keys, the oldest one is removed."""
         known = self.known
         with self._adding:
             if len(known) >= self._most and record_id not in known:
@@ -107,14 +107,14 @@ class SettledKeys:
 
 @dataclass(slots=True)
 class Site:
-    """What the operations of one installation share, on one event loop or in one set of threads."""
+    """State shared by the operations of one installation, on one event loop or in one set of threads."""
 
     store: Store
     breaker: Breaker
     clock: Callable[[], float]
-    """Seconds from any start, for time limits."""
+    """Seconds since an arbitrary start, for time limits."""
     boot: Callable[[], float]
-    """Seconds from any start, by a clock that goes on while the machine sleeps."""
+    """Seconds since an arbitrary start, by a clock that continues while the machine sleeps."""
     stopping: Callable[[], bool] = bool
     """Whether the process is stopping: then phased handlers begin no further step."""
     is_full: Callable[[bool], bool] = bool
@@ -127,7 +127,7 @@ class Site:
     notify: Notify | None = None
     """Reports events to the observers; None: there are none."""
     fronts: Callable[[], Fronts | None] = field(default=lambda: None)
-    """The fronts before the store; only a route with `Policy.replay_cache` or `Policy.lock_hint` asks for them."""
+    """The fronts before the store; only a route with `Policy.replay_cache` or `Policy.lock_hint` uses them."""
 
 
 class Run:
@@ -183,19 +183,19 @@ class Run:
         self.policy: Policy = enrolment.policy
         self.asker = asker
         self.resumed = resumed
-        """The completer asks, without the client."""
+        """A completer resumes the operation, without the client."""
         self.limits = limits
         """The flow that refuses a request if there are too many; None if the route has no limits."""
         self.tx: Tx = tx
         """The business transaction, once it is open."""
         self.has_early_tx = tx is not None
-        """The transaction was opened before the claim, for a dependency or by the framework: no other replaces it."""
+        """The transaction was opened before the claim, for a dependency or by the framework; no other replaces it."""
         self.dependencies_hold_connections = dependencies_hold_connections
-        """Dependencies got something before the claim: the transaction, or a session or connection that only reads."""
+        """Dependencies hold the transaction, or a read-only session or connection, since before the claim."""
         self.early_tx_rolled_back = False
-        """The early transaction is rolled back: the handler cannot write through it any more."""
+        """The early transaction was rolled back: the handler cannot write through it any more."""
         self.claiming = False
-        """A claim was sent: if the request is interrupted now, it may have been made."""
+        """A claim was sent: after an interruption it may be stored."""
         self.one_commit: LockHeld | None = None
         """Set for LOCAL in one commit. None: the record was claimed first."""
         self.opened: Locked | StoreError | None = None
@@ -205,11 +205,11 @@ class Run:
         """The record at the claim; None for a new key in one commit."""
         self.now: Instant = 0
         self.asked_at = 0.0
-        """When the store was asked, if there is a front."""
+        """When the store was queried, if there is a front."""
         self.front_note: bytes | None = None
-        """The name of the note in the front which says that this key is in progress, if there is one."""
+        """The name of the front's note that this key is in progress, if there is one."""
         self.expires_at: Instant | None = None
-        """Until when the answer is kept; None before it is stored."""
+        """When the stored response expires; None before it is stored."""
         self.pulse: Pulse | None = None
         self.seed = claim.seed
         """The seed of downstream keys: the first claim's, for all attempts."""
@@ -222,7 +222,7 @@ class Run:
         """Reports this operation to the observers, if there are any."""
         fronts = site.fronts() if enrolment.fronted and not resumed else None
         self.front: Beside | None = None if fronts is None else fronts.of(enrolment)
-        """The front that is asked before the store."""
+        """The front that is read before the store."""
         if site.notify is not None:
             self.notifier = notifying.Notifier(site.notify, claim, site.clock, resumed=resumed)
 
@@ -234,7 +234,7 @@ class Run:
         return self._lock
 
     def proceeds(self, verdict: Proceed) -> None:
-        """Take the verdict that the handler may run."""
+        """Note that the handler may run."""
         record = verdict.record
         self.lease = lease = verdict.lease
         self.record, self.now = record, verdict.now
@@ -245,7 +245,7 @@ class Run:
             return
         self.seed = record.seed
         self.parcels = Parcels(lease, record.seed)
-        # A record that was begun under other effects goes on with its steps, too.
+        # A record that was begun under other effects continues with its steps, too.
         if self.enrolment.effects is Effects.PHASED or record.memo or record.intent is not None:
             site = self.site
             self.phased_run = phases.PhasedRun.of(
@@ -259,12 +259,12 @@ class Run:
 
 
 LONGEST_TOPIC: Final = LONGEST_NAME
-"""A deferred call is the one step of its record, and has its topic's name."""
+"""A deferred call is the only step of its record, and is named after its topic."""
 DEFERRED_TWICE: Final = "op.defer was called twice: one parcel is the request's own call, use op.emit for others"
 
 
 class Parcels:
-    """The parcels of one operation. Their ids and downstream keys are derived, so that every attempt makes the same."""
+    """The parcels of one operation. Their ids and downstream keys are derived: every attempt creates the same ones."""
 
     __slots__ = ("_lease", "_made", "_seed", "deferred", "emitted", "used")
 
@@ -275,20 +275,20 @@ class Parcels:
         self.deferred: tuple[Parcel, ...] = ()
         self.emitted: tuple[Parcel, ...] = ()
         self.used = False
-        """Whether there ever was a parcel: then the relay is woken."""
+        """Whether any parcel was created: then the relay is woken."""
 
     def emit(self, topic: str, payload: object, order_by: str | None, phase: str = "") -> None:
-        """Add a message to others."""
+        """Add a message."""
         self.emitted += (self._parcel(ParcelKind.EMIT, topic, payload, order_by, phase),)
 
     def defer(self, topic: str, payload: object) -> None:
-        """Add the request's own call."""
+        """Add the request's deferred call."""
         if self.deferred:
             raise ConfigurationError(DEFERRED_TWICE)
         self.deferred = (self._parcel(ParcelKind.DEFER, topic, payload, None, ""),)
 
     def take(self) -> tuple[Parcel, ...]:
-        """The parcels since the last call of `take`: each phase writes its own, and numbers them from the beginning.
+        """The parcels since the last call of `take`: each phase writes its own, and numbers them from zero.
 
         So a parcel is the same whether its phase ran after the others or was resumed alone.
         """
@@ -310,7 +310,7 @@ class Parcels:
             incarnation=self._lease.incarnation,
             topic=topic,
             payload=_json(payload),
-            # The request's own call has its topic's name, wherever in the handler it was deferred.
+            # A deferred call is named after its topic, wherever in the handler it was deferred.
             downstream_key=downstream_key(self._seed, topic if kind is ParcelKind.DEFER else name),
             position=position,
             order_by=order_by,
@@ -328,7 +328,7 @@ def _json(payload: object) -> str:
 
 
 def _is_storable(text: str) -> bool:
-    """Whether every store can keep it: PostgreSQL's text has no NUL, and UTF-8 has no lone surrogates."""
+    """Whether every store can store it: PostgreSQL's text has no NUL, and UTF-8 has no lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

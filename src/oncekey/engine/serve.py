@@ -1,18 +1,17 @@
-"""The life of one protected operation, from its claim to its answer: one flow for every framework and every proof.
+"""The lifecycle of one protected operation, from its claim to its response: one flow for all frameworks and proofs.
 
-    admit    the right to execute, or the answer instead: limits, the breaker, then the lock (LOCAL in one commit)
-             or the claim; in wait mode again and again, holding nothing meanwhile
-    Invoke   the adapter's turn: it runs the handler, a function or an upstream, and resumes with what
-             `engine.deciding` says its end means, once that end is complete; the flow stops here, and any task or
-             thread may resume it
+    admit    the right to execute, or a response instead: limits, the breaker, then the lock (LOCAL in one commit)
+             or the claim; in wait mode repeatedly, holding nothing in between
+    Invoke   the adapter runs the handler, a function or an upstream; once its end is complete, the adapter resumes
+             the flow with the decision of `engine.deciding`; any task or thread may resume it
     settle   the decision is stored: in one commit with the handler's rows, or without them; after a COMMIT without
-             a reply the record is asked
-    answer   None: the record has the handler's outcome, so the handler's own bytes are sent. An `Answer` replaces them.
+             a reply, the flow reads the record
+    respond  None: the record has the handler's outcome, so the handler's own bytes are sent. An `Answer` replaces them.
 
-Three rules hold everywhere below. The answer is sent after the settlement, never before. Every open transaction has one
-owner that ends it: a runtime that fails in `Begin` leaves nothing open, and a flow that got a transaction commits it or
-rolls it back. And an `Interrupted` is thrown in at most once: before the handler the flow cleans up and raises it
-again; from the settlement on the flow goes on to its answer, because what was executed has to be stored.
+Three rules hold everywhere below. The response is sent after the settlement, never before. Every open transaction has
+one owner that ends it: a runtime that fails in `Begin` leaves nothing open, and a flow that got a transaction commits
+it or rolls it back. And an `Interrupted` is thrown at most once: before the handler, the flow cleans up and re-raises
+it; from the settlement on, it continues to its response, because the outcome of what was executed has to be stored.
 
 A flow that stopped at `Invoke` owns its claim and its transaction. So every path out of an adapter resumes it, with
 `NOT_CALLED` if the handler was never called; `end_after_bug` is for errors inside oncekey itself.
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def serve(run: Run) -> Life[Answer | Bypass | None]:
-    """The whole life of one operation. `Bypass`: the route fails open, and its handler runs without protection."""
+    """Serve one operation. `Bypass`: the route fails open, and its handler runs without protection."""
     if is_straight(run):
         answer = yield from straight(run)
         if run.opened is None:
@@ -83,10 +82,10 @@ def _prepare(run: Run) -> Life[None]:
 
 
 def end_after_bug(run: Run, life: Life[Any], *, entered: bool) -> Life[None]:
-    """End a life after an error inside oncekey; `entered` is whether the handler was called.
+    """End a flow after an error inside oncekey; `entered` is whether the handler was called.
 
-    If it was not, the claim is taken back. If it was, what its end means is not decided: the lease runs out, and the
-    sweeper finds the record. Only the heartbeat and the transaction are ended here.
+    If it was not, the claim is withdrawn. If it was, its outcome is not decided: the lease expires, and the sweeper
+    finds the record. Only the heartbeat and the transaction are ended here.
     """
     life.close()
     if not entered and run.lease is not None:
@@ -107,7 +106,7 @@ class NoConnectionError(Exception):
 
 
 class Unkeyed:
-    """A LOCAL handler that runs without a record: its rows and its parcels are all there is to commit."""
+    """A LOCAL handler that runs without a record: only its rows and its parcels are committed."""
 
     __slots__ = ("claim", "parcels", "site", "tx")
 
@@ -116,13 +115,13 @@ class Unkeyed:
         self.claim = claim
         """The claim that the request would have made, if its route fails open."""
         self.tx: Tx = tx
-        # Parcels without a record get an incarnation of their own.
+        # Parcels without a record get a separate incarnation.
         record_id, seed = (RecordId("", ""), secrets.token_bytes(32)) if claim is None else (claim.id, claim.seed)
         self.parcels = Parcels(Lease(record_id, uuid4(), 1, 1, Effects.LOCAL, 0, 0, 0), seed)
 
 
 def serve_unkeyed(run: Unkeyed) -> Life[None]:
-    """The life of a handler without a record: its adapter resumes the flow with what happens to the rows."""
+    """Serve a handler without a record; its adapter resumes the flow with the decision about the rows."""
     if run.tx is None:
         run.tx, _ = yield Begin()
     tx = run.tx

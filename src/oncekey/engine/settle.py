@@ -1,4 +1,4 @@
-"""Settlement: the decision about an ended handler is stored, and the answer follows from what the record then says.
+"""Settlement: stores the decision about an ended handler, and derives the response from the record.
 
                             decision
                                │
@@ -6,29 +6,29 @@
                  │                              │
              together                         apart
     settlement is the last statement      rollback, then the settlement in a
-    of the handler's transaction, COMMIT  transaction of its own
+    of the handler's transaction, COMMIT  separate transaction
                  │                              │
     ┌────────────┼──────────────┐         ┌─────┴───────┐
     acknowledged refused        no reply  acknowledged  refused, or the store is down
     ▼            ▼              ▼         ▼             ▼
-    handler's    rolled back;   lost      handler's     the record's answer; an outage is
-    answer       the record's             answer        tried again beside the request
-                 answer
+    handler's    rolled back;   lost      handler's     the record's response; an outage is
+    response     the record's             response      retried in the background
+                 response
 
 * **The handler's own bytes are sent only if the record has the handler's outcome** (the flow returns None). In every
-  other case the client gets the answer that the record gives. If the store cannot tell, it gets "unavailable" where
-  nothing was executed or all of it was rolled back, and "outcome unknown" otherwise.
-* **lost**: a COMMIT without a reply proves nothing. Only the record can tell, and only after that transaction has
-  certainly ended: LOCAL takes the key's lock again, any other settlement writes to the record's row, and both wait for
-  the first transaction (P7).
-* **refused**: another owner has the record. The owner's result is kept as evidence, so that a call that was executed
-  is not forgotten (U2). If the record is still ours and only does not take this settlement, a weaker one is written:
-  not executed -> handed back -> unknown.
-* **The store is down**: the settlement is repeated beside the request, for as long as the policy's `deadline`, also
-  after the lease: until another owner has the record, the first one knows best what happened.
+  other case the client gets the record's response. If the store cannot be read, it gets "unavailable" where nothing was
+  executed or everything was rolled back, and "outcome unknown" otherwise.
+* **lost**: a COMMIT without a reply proves nothing. Only the record shows the outcome, and only after that transaction
+  has certainly ended: LOCAL takes the key's lock again, any other settlement writes to the record's row, and both wait
+  for the first transaction.
+* **refused**: another owner has the record. Our result is stored as evidence, so an executed call is not forgotten. If
+  the record is still ours and only rejects this settlement, a weaker one is written: not executed -> handed back ->
+  unknown.
+* **The store is down**: the settlement is retried in the background for the policy's `deadline`, even after the lease:
+  until another owner has the record, the first one is the best source of its outcome.
 
-LOCAL in one commit (`run.one_commit` is set) has written nothing before its COMMIT: there is no claim to take back, and
-what is not committed did not happen. Everywhere else the record was claimed first, and a settlement proves its lease.
+LOCAL in one commit (`run.one_commit` is set) has written nothing before its COMMIT: there is no claim to withdraw, and
+without the commit nothing happened. Everywhere else the record was claimed first, and a settlement proves its lease.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ log = logging.getLogger("oncekey")
 
 TRIES: Final = 4
 PAUSE: Final = 0.05
-"""Seconds between two tries: a server takes a moment to notice that a connection, and so its lock, is gone."""
+"""Seconds between two attempts: a server takes a moment to notice that a connection, and so its lock, is gone."""
 CALL_PATIENCE: Final = 2.0
 COMMIT_FAILED: Final = "commit_failed"
 NOT_ENTERED: Final = "not_entered"
@@ -92,9 +92,9 @@ UNKNOWN: Final = "oncekey: the outcome of %(operation)s for %(tenant)s is unknow
 
 
 def settle(run: Run, decision: Decision, sent: Drop | BaseException | None = None) -> Life[Answer | None]:
-    """Store the decision; after an interruption it reads whether the COMMIT happened, or writes all else once more.
+    """Store the decision. After an interruption, read whether the COMMIT happened; write anything else again.
 
-    `sent`: the straight path has sent the COMMIT, with this result or error.
+    `sent`: the result or error of the COMMIT, if the straight path has sent it.
     """
     if run.pulse is not None:
         run.pulse.stop()
@@ -112,8 +112,8 @@ def settle(run: Run, decision: Decision, sent: Drop | BaseException | None = Non
             yield Rollback(tx)
         answer = yield from (_lost_commit(run) if together else _apart(run, settlement))
     except Exception:
-        # An error without a rule: in a listener of the application, or in oncekey. A transaction that stayed open
-        # would hold the key's lock, or the only writer of a database.
+        # An unexpected error, in a listener of the application or in oncekey. A transaction that stayed open would hold
+        # the key's lock, or the only writer of a database.
         if tx is not None:
             yield Rollback(tx)
         raise
@@ -131,7 +131,7 @@ def settle(run: Run, decision: Decision, sent: Drop | BaseException | None = Non
 def _together(
     run: Run, tx: Tx, settlement: Settlement, sent: Drop | BaseException | None = None
 ) -> Life[Answer | None]:
-    """Commit the handler's rows and the settlement at once; a settlement that is refused rolls both back."""
+    """Commit the handler's rows and the settlement together; if the settlement is refused, both are rolled back."""
     one_commit = run.one_commit
     try:
         if isinstance(sent, BaseException):
@@ -148,7 +148,7 @@ def _together(
         yield Rollback(tx)
         return (yield from _lost_commit(run))
     except (TransactionControlError, StoreError) as error:
-        # An error from the server, also in reply to COMMIT, is a roll-back.
+        # An error from the server, even in reply to COMMIT, means a roll-back.
         if not (isinstance(error, StoreError) and error.outage):
             yield Rollback(tx)
             return (yield from _without_rows(run, settlement, error))
@@ -169,7 +169,7 @@ def _together(
 
 
 def one_commit_of(run: Run, tx: Tx, one_commit: LockHeld, settlement: Settlement) -> Commit:
-    """The finished record and COMMIT: in one message if the driver can and there are no parcels to write."""
+    """The finished record and COMMIT: in one message if the driver supports it and there are no parcels to write."""
     assert isinstance(settlement, _FINAL)
     locks, parcels = run.store.locks, run.parcels.emitted
     assert locks is not None
@@ -206,7 +206,7 @@ def _without_rows(run: Run, settlement: Settlement, error: Exception) -> Life[An
 
 
 def _apart(run: Run, settlement: Settlement) -> Life[Answer | None]:
-    """Settle without rows. In one commit only what is final is stored: a failure, or an answer after `op.rollback`."""
+    """Settle without rows. In one commit, only a final response is stored: a failure, or one after `op.rollback`."""
     if run.one_commit is None:
         return (yield from _settle_claimed_alone(run, settlement))
     if isinstance(settlement, Completed):
@@ -217,7 +217,7 @@ def _apart(run: Run, settlement: Settlement) -> Life[Answer | None]:
 
 
 def _settle_claimed_alone(run: Run, settlement: Settlement) -> Life[Answer | None]:
-    """Settle in a transaction of its own. If the store cannot be reached, it is tried again beside the request."""
+    """Settle in a separate transaction; if the store cannot be reached, retry in the background."""
     lease = run.lease
     assert lease is not None
     try:
@@ -226,7 +226,7 @@ def _settle_claimed_alone(run: Run, settlement: Settlement) -> Life[Answer | Non
         return _unread(run, error)
     except StoreError as error:
         _failed(run, error)
-        # Also after the lease: until another owner has the record, the former owner knows the outcome best.
+        # Even after the lease: until another owner has the record, this one is the best source of the outcome.
         yield Later(lambda: _settle_or_keep_evidence(run, lease, settlement), run.policy.deadline.total_seconds())
         return refused(run, UNAVAILABLE) if _did_nothing(run, settlement) else in_doubt(run)
     if settled.ours:
@@ -240,32 +240,29 @@ def _settle_claimed_alone(run: Run, settlement: Settlement) -> Life[Answer | Non
             case Discarded():
                 return (yield from _settle_claimed_alone(run, HandedBack(NOT_ENTERED, counted=False)))
             case HandedBack(last_error):
-                # The time to repeat its open call ended at this moment, so the call must not be made again.
+                # The time in which its open call is repeatable has just ended, so the call must not be made again.
                 return (yield from _settle_claimed_alone(run, Doubtful(last_error))) or in_doubt(run)
             case _:
                 pass
     yield from _keep_refused_answer(run, lease, settlement)
     if settled.snapshot.record is None and not (run.enrolment.transactional or _did_nothing(run, settlement)):
-        return in_doubt(run)  # the record is gone, and what was done outside is not
+        return in_doubt(run)  # the record is gone, but outside effects may remain
     return _record_says(run, settled)
 
 
 def _keep_refused_answer(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
-    """Keep the refused answer of an INLINE handler; other effects need no such evidence.
-
-    The refusal rolled back what LOCAL did, and PHASED has stored each step.
-    """
+    """Store the refused response of an INLINE handler as evidence; LOCAL is rolled back, PHASED has stored each step."""
     if lease.effects is Effects.INLINE:
         yield from reconcile.keep_refused_answer(run.store, lease, settlement, run.policy)
 
 
 def _did_nothing(run: Run, settlement: Settlement) -> bool:
-    """Whether "not executed" is true of the operation. A phased one may have taken steps whose replies were lost."""
+    """Whether the operation executed nothing. A phased one may have stored steps whose replies were lost."""
     return isinstance(settlement, Discarded) or (isinstance(settlement, Retryable) and run.phased_run is None)
 
 
 def _settle_or_keep_evidence(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
-    """Settle, and keep the outcome as evidence with an alarm if the settlement is refused."""
+    """Settle; if that is refused, store the outcome as evidence and log an alarm."""
     if not (yield from request.settle(run.store, lease, settlement)).ours:
         yield from _keep_refused_answer(run, lease, settlement)
     elif run.notifier is not None:
@@ -273,7 +270,7 @@ def _settle_or_keep_evidence(run: Run, lease: Lease, settlement: Settlement) -> 
 
 
 def _store_answer_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
-    """Store a finished answer after the roll-back; if that fails, nothing happened and the client may retry."""
+    """Store a final response after the roll-back; if that fails, nothing happened and the client may retry."""
     locks = run.store.locks
     assert locks is not None
     try:
@@ -292,7 +289,7 @@ def _store_answer_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
 
 
 def _lost_commit(run: Run) -> Life[Answer | None]:
-    """The answer after a COMMIT without a reply: what the record says once that transaction has certainly ended."""
+    """The record's response after a COMMIT without a reply, read when that transaction has certainly ended."""
     lease, locks = run.lease, run.store.locks
     assert lease is not None
     try:
@@ -313,7 +310,7 @@ def _lost_commit(run: Run) -> Life[Answer | None]:
 
 
 def _answer_of_record(run: Run) -> Life[Answer | None]:
-    """The answer that the record gives, which counts before any other (L2)."""
+    """The record's response, which takes precedence over any other."""
     try:
         answer = yield from local.answer_of_record(run.store, run.claim, run.policy)
     except RecordUnreadableError as error:
@@ -325,7 +322,7 @@ def _answer_of_record(run: Run) -> Life[Answer | None]:
 
 
 def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
-    """Repeat a flow for a moment while the lock is taken: the server may still hold a lost connection of ours."""
+    """Retry a flow for a moment while the lock is taken: a lost connection of ours may still hold it."""
     for _ in range(TRIES - 1):
         answer = yield from flow()
         if answer is not local.BUSY:
@@ -367,7 +364,7 @@ def _record_says(run: Run, settled: Settled) -> Answer:
 
 
 def _unread(run: Run, error: RecordUnreadableError) -> Answer:
-    """The refusal for a record that cannot be read: it is not known whose it is now."""
+    """The refusal for a record that cannot be read: its current owner is unknown."""
     log.error("oncekey: %s", error)
     return refused(run, Refuse(Code.RECORD_UNREADABLE))
 
@@ -375,7 +372,7 @@ def _unread(run: Run, error: RecordUnreadableError) -> Answer:
 def _remember(run: Run, settlement: Settlement) -> Life[None]:
     """Log an unknown outcome, and store the call of an INLINE record, so that a webhook about it finds the record.
 
-    The answer does not wait for that: an unknown record is found without it, and only an alarm could be missed.
+    The response does not wait for that: an unknown record is found without it, and at worst an alarm is missed.
     """
     claim, lease = run.claim, run.lease
     if isinstance(settlement, Doubtful):

@@ -1,12 +1,12 @@
 """`op.phase`, `op.call` and `op.value` as flows, shared by asyncio, threads, unit tests and proofs.
 
-The `PhasedRun` says what may come next and what is to be written. These flows say when it is written, and what happens
-if the store does not answer or the run is interrupted.
+The `PhasedRun` decides which step may come next and what is written. These flows decide when it is written, and what
+happens if the store does not reply or the run is interrupted.
 
-An interrupted step leaves nothing open. A transaction is rolled back. After a COMMIT that was under way, the record is
-asked, as after a lost reply, so that the run knows what the record holds. An announcement is taken back as long as
-nothing was sent; after that the call stays open, because its outcome is not known. And a result that came back is
-stored before the flow ends: the call cannot be made a second time to get it.
+An interrupted step leaves nothing open. A transaction is rolled back. If its COMMIT was in progress, the flow reads the
+record, as after a lost reply, so that the run matches it. An announcement is withdrawn if nothing was sent yet; after
+that the call stays open, because its outcome is unknown. A result that was received is stored before the flow ends,
+because the call cannot be repeated to get it again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WRITES: Final = 8
-"""How often the store is asked to write a call's result before the owner gives up."""
+"""How many attempts to write a call's result are made before the owner gives up."""
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 2.0
 
@@ -113,11 +113,11 @@ class Stepping:
 
 
 def _check_arguments(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Refuse arguments that do not fit before the call is announced: the `TypeError` would leave it uncertain."""
+    """Refuse arguments that do not fit before the call is announced: later, a `TypeError` would leave it uncertain."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
-        return  # a function in C does not show its parameters
+        return  # a C function may have no signature
     try:
         signature.bind(*args, key="")
     except TypeError as error:
@@ -129,7 +129,7 @@ def phase(store: Store, phased_run: PhasedRun, parcels: Parcels, name: str, fn: 
     with phased_run.open_step(name, EntryKind.PHASE) as stored:
         if stored is not None:
             return decode(stored.result)
-        parcels.take()  # the parcels of a phase that failed
+        parcels.take()  # drop the parcels of a failed phase
         yield RETURN_READERS  # reading sessions return their connections before the flow waits for another one
         tx, _ = yield Begin()
         try:
@@ -137,7 +137,7 @@ def phase(store: Store, phased_run: PhasedRun, parcels: Parcels, name: str, fn: 
             yield Flush(tx)
             entry = phased_run.entry(name, EntryKind.PHASE, returned)
             yield from _committed(store, phased_run, parcels, tx, entry)
-        except (Exception, Interrupted):  # a flow that is dropped has no runtime to perform an action
+        except (Exception, Interrupted):  # not GeneratorExit: a dropped flow has no runtime to perform an action
             yield from _rolled_back(tx)
             raise
     return decode(entry.result)
@@ -179,7 +179,7 @@ def call(
 
 
 def value(phased_run: PhasedRun, name: str, fn: Callable[[], Any]) -> Life[Any]:
-    """A value that may differ from run to run, made once: the time, a random number, an id."""
+    """A value that may differ from run to run, computed once: the time, a random number, an id."""
     with phased_run.open_step(name, EntryKind.VALUE) as stored:
         if stored is not None:
             return decode(stored.result)
@@ -219,8 +219,8 @@ def _last(store: Store, phased_run: PhasedRun, parcels: Parcels, memo: tuple[Mem
 
 
 def _found_out(store: Store, phased_run: PhasedRun, tx: Tx, memo: tuple[MemoEntry, ...]) -> Life[bool | None]:
-    """Whether a phase whose COMMIT got no reply was stored, read once its row is free (P7). None: not ours any more."""
-    yield Rollback(tx)  # the connection is released before another one is asked for
+    """Whether a phase whose COMMIT got no reply was stored, read when its row is free. None: the lease is lost."""
+    yield Rollback(tx)  # the connection is released before another one is requested
     done = yield from store.phases.after_lost_commit(phased_run.lease, memo, micros(phased_run.policy.lease))
     if done:
         phased_run.written(memo, None)
@@ -231,15 +231,15 @@ def _rolled_back(tx: Tx) -> Life[None]:
     try:
         yield Rollback(tx)
     except Interrupted:
-        yield Rollback(tx)  # has no effect on one that has ended
+        yield Rollback(tx)  # no-op if it has ended
         raise
 
 
-# What is written before and after a call
+# Writes before and after a call
 
 
 def _announced(store: Store, phased_run: PhasedRun, announcement: Announcement) -> Life[None]:
-    """Announce the call. If it is not known whether that was stored, take it back: nothing was sent yet."""
+    """Announce the call. If it is unknown whether that was stored, withdraw it: nothing was sent yet."""
     try:
         snapshot = yield from store.phases.announce(
             phased_run.lease, phased_run.stored, phased_run.script.memo, announcement
@@ -265,7 +265,7 @@ def _kept(store: Store, phased_run: PhasedRun, entry: MemoEntry) -> Life[None]:
 
 
 def _insisting(flow: Callable[[], Flow[T]]) -> Life[T]:
-    """Repeat a flow for some seconds while the store does not answer: what it writes cannot be got again."""
+    """Retry a flow for some seconds while the store does not reply: what it writes cannot be obtained again."""
     pause = FIRST_PAUSE
     for _ in range(WRITES - 1):
         try:
@@ -277,7 +277,7 @@ def _insisting(flow: Callable[[], Flow[T]]) -> Life[T]:
 
 
 def _to_its_end(flow: Callable[[], Life[T]]) -> Life[T]:
-    """Run a flow to its end even if it is interrupted; each of its writes may be made twice."""
+    """Run a flow to its end even if it is interrupted; its writes must be safe to repeat."""
     try:
         return (yield from flow())
     except Interrupted:
@@ -288,7 +288,7 @@ def _to_its_end(flow: Callable[[], Life[T]]) -> Life[T]:
 def checkpointing(
     store: Store, phased_run: PhasedRun, parcels: Parcels, memo: tuple[MemoEntry, ...]
 ) -> Body[Snapshot | None]:
-    """Write a finished phase and its parcels, as the last statements of its transaction. None: not ours."""
+    """Write a finished phase and its parcels, as the last statements of its transaction. None: the lease is lost."""
     snapshot = yield from store.phases.checkpointing(
         phased_run.lease, phased_run.stored, memo, micros(phased_run.policy.lease)
     )

@@ -1,4 +1,4 @@
-"""The page for the consumers of an API, which every refusal links to, written from the settings of its routes."""
+"""The page for the consumers of an API, which every refusal links to, generated from the settings of its routes."""
 
 from __future__ import annotations
 

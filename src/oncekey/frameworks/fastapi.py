@@ -59,7 +59,7 @@ def describe(app: FastAPI) -> None:
 
 
 def warn_of_late_commits(app: FastAPI) -> None:
-    """List the dependencies that end after the response was stored and sent: a commit there comes too late."""
+    """Log the dependencies that end after the response was stored and sent: a commit there comes too late."""
     for route in getattr(app, "routes", ()):
         for path, endpoint, dependant in _dependants(route):
             enrolment: Enrolment | None = getattr(endpoint, "__oncekey__", None)

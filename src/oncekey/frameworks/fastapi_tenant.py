@@ -82,4 +82,4 @@ def _receiver(what: str) -> Receive:
 
 
 async def _nowhere(_: Message) -> None:
-    """The response of the one route is not used."""
+    """Discard the response: only the dependency's value is used."""

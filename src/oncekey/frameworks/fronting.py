@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def fronts_here() -> Fronts:
-    """Empty; a policy's front is connected on first use."""
+    """The fronts of an application, still empty: a policy's front is connected on first use."""
     return Fronts(boottime, _line)
 
 

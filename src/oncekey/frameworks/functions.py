@@ -126,7 +126,7 @@ class Function:
             raise
 
     async def enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Resume a call whose process died: a completer's request, like one to an application (H7)."""
+        """Resume a call whose process died, by a completer's request, like one to an application."""
         stored, status = (await receive())["body"], DONE
         asked = FunctionCall(scope[RESUMPTION].record.id.key, "", {}, stored, scope[RESUMPTION])
         try:
@@ -340,11 +340,11 @@ class Calling:
         return Stepping(drive, run.store, run.phased_run, run.parcels)
 
     def entered_by(self, task: asyncio.Task[Any] | None) -> None:
-        """The task that a stop may cancel, if a worker or another caller can resume the call."""
+        """Set the task that a shutdown may cancel, because a worker or another caller can resume the call."""
         self._task = task
 
     def interrupt(self) -> None:
-        """The stop's grace period is over; an open external call is not cancelled (P5)."""
+        """Cancel the call at the end of the shutdown's grace period, unless an outside call is open."""
         phased_run = self.run.phased_run
         if self._task is not None and phased_run is not None and phased_run.intent is None:
             phased_run.halted = True
@@ -353,7 +353,7 @@ class Calling:
     # How it ended.
 
     def returned(self, value: object) -> None:
-        """The function returned."""
+        """Note the function's return value."""
         self.kept, self._value = self._shape.returned(value)
         self.status = DONE
 
@@ -370,7 +370,7 @@ class Calling:
                 error.value, self.status = self._shape.plain(self.kept), DECLINED
 
     def decision(self) -> Decision:
-        """The meaning of its end."""
+        """The decision about its end."""
         error = self.ended.error if self.status is None else None
         decision, self._ours = decided(self.run, self.ended, self, error)
         return decision

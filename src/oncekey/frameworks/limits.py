@@ -76,11 +76,11 @@ class Limits:
         self._live: dict[str, tuple[float, int]] = {}
 
     def anew(self) -> Limits:
-        """The same limits for a forked process: connections of the parent stay untouched."""
+        """The same limits for a forked process; the parent's connections are not touched."""
         return Limits(blocking=self._blocking, now=self._now, boot=self._boot)
 
     def of(self, store: Store, headers: Headers, claim: Claim, policy: Policy) -> Life[Refuse | None] | None:
-        """The function that returns why a request must not execute; None if its route has no limits."""
+        """The flow that refuses a request beyond the limits; None if its route has no limits."""
         too_old = None if policy.max_request_age is None else self._age(headers, policy.max_request_age)
         if too_old is None and policy.max_new_keys_per_second is None and policy.max_live_keys is None:
             return None

@@ -78,7 +78,7 @@ def _found(shared: ApplicationShared, store: Store, caller: Caller, key: str, qu
             return turned_away
     record_id = RecordId(scope, key)
     try:
-        # A LOCAL request in progress (in one commit) has no row yet, but a lock (L8, F21).
+        # A LOCAL request in progress (in one commit) has no row yet, but a lock.
         sight = yield from look(store, record_id, lock_number(SCHEMA, record_id, policy.secret))
         if sight.snapshot.record is not None:
             check_open(sight.snapshot.record)
@@ -129,7 +129,7 @@ def describe(record: Record) -> dict[str, Any]:
 
 
 def in_flight(key: str) -> dict[str, Any]:
-    """A LOCAL request, which has no row until it is done: only that it runs is known (L8)."""
+    """The state of a running LOCAL request, which has no row until it is done."""
     return {"key": key, "state": State.IN_PROGRESS.value}
 
 

@@ -1,4 +1,4 @@
-"""Resuming without the client: a completer's request into the application, built from the record (H7)."""
+"""Resuming without the client: a completer's request to the application, built from the record."""
 
 from __future__ import annotations
 

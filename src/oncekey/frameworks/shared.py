@@ -65,7 +65,7 @@ class Engines(Protocol):
         """The engine of all threads of this process."""
 
     def start_blocking(self) -> None:
-        """The checks before the first request of a process whose server does not report its start."""
+        """Run the checks before the first request of a process whose server does not report its start."""
 
 
 class ApplicationShared:

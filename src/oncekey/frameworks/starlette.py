@@ -350,7 +350,7 @@ def _called_for(dependant: Any) -> Iterator[Callable[..., Any]]:  # noqa: ANN401
 
 
 def contexts(routes: Iterable[Any]) -> Iterable[Any]:
-    """FastAPI includes routers by reference, so a route has only its own part of the path."""
+    """The routes with their full paths: FastAPI includes routers by reference, so a route has only its own part."""
     contexts = getattr(sys.modules.get("fastapi.routing"), "iter_route_contexts", None)
     found: Iterable[Any] = routes if contexts is None else contexts(list(routes))
     return found

@@ -75,7 +75,7 @@ def run_blocking(invoke: Callable[[object], Any], enrolment: Enrolment, run: Unk
 async def in_thread(executor: Executor, run: Callable[[], T]) -> T:
     """Run a blocking handler in a thread, with the caller's context.
 
-    A thread cannot be cancelled, so a cancellation waits for its end (P5). If the request settled earlier, its key
+    A thread cannot be cancelled, so a cancellation waits for its end. If the request settled earlier, its key
     would be free while the handler still runs, and two threads would use one connection.
     """
     job = executor.submit(contextvars.copy_context().run, run)

@@ -1,7 +1,7 @@
-"""ASGI: a plain middleware that captures and settles, and a decorator that claims at the route; and its types.
+"""ASGI: a middleware that captures and settles, a decorator that claims at the route, and the ASGI types.
 
-The two meet in one `Exchange` per keyed request. The middleware sits innermost, so that compression, CORS and
-request ids are fresh on every replay; the claim is taken at the route, after authentication and validation.
+The two share one `Exchange` per keyed request. The middleware is the innermost one, so compression, CORS and request
+ids are applied to every replay, too; the claim is made at the route, after authentication and validation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A session and a connection that follow a request from transaction to transaction, for its dependencies.
 
-Inside of a step they use the step's transaction. Outside they read through one of their own, which the request gives
-back before it waits for another connection.
+Inside a step they use the step's transaction. Outside they read through a separate one, which the request releases
+before it waits for another connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TransactionFollower:
         self._connection = FollowingConnection(self)
         self._kind: type = object
         self.look: type = FollowingConnection
-        """The class that `isinstance` sees on the connection: that of the driver's own."""
+        """The class that `isinstance` sees on the connection: that of the driver's connection."""
 
     async def connection(self) -> FollowingConnection:
         """The connection. It opens a read-only transaction, unless it has joined one."""
@@ -49,7 +49,7 @@ class TransactionFollower:
         return self._connection
 
     def session(self) -> SteppingSession:
-        """The session. It reads through a transaction of its own until it joins one."""
+        """The session. It reads through a separate transaction until it joins one."""
         if self._session is None:
             driver = self._engine.driver
             if not isinstance(driver, AsyncSessions):
@@ -60,7 +60,7 @@ class TransactionFollower:
         return self._session
 
     def join(self, tx: AsyncOpenTransaction, *, afresh: bool) -> None:
-        """Use this transaction from now on. The caller has given the read-only one back before (`rest`)."""
+        """Use this transaction from now on. The caller has released the read-only one before (`rest`)."""
         if self._session is not None:
             self._session.join(cast("SessionTransaction", tx), afresh=afresh)
         self._within = tx
@@ -72,18 +72,18 @@ class TransactionFollower:
             self._session.done()
 
     def part(self) -> None:
-        """The transaction is over: session and connection only read from now on."""
+        """The transaction has ended: session and connection only read from now on."""
         self._within = None
         if self._session is not None:
             self._session.part()
 
     def check(self) -> None:
-        """Raise if the session holds changes from outside of any step, which would be lost."""
+        """Raise if the session has changes from outside any step, which would be lost."""
         if self._session is not None:
             self._session.check()
 
     async def rest(self) -> None:
-        """Give the read connections back."""
+        """Release the read connections."""
         reading, self._reading = self._reading, None
         if reading is not None:
             await reading.rollback()
@@ -91,7 +91,7 @@ class TransactionFollower:
             await self._session.rest()
 
     async def close(self) -> None:
-        """The request is over: give everything back."""
+        """The request has ended: release everything."""
         await self.rest()
         if self._session is not None:
             await self._session.close()
@@ -140,7 +140,7 @@ class TransactionFollower:
 
 
 class FollowingConnection:
-    """What `once.connection` returns in a PHASED handler: the connection of the step, or else a read-only one."""
+    """The connection of `once.connection` that follows transactions: the step's connection, or else a read-only one."""
 
     __slots__ = ("_follower",)
 
@@ -149,7 +149,7 @@ class FollowingConnection:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
         if name.startswith("__"):
-            raise AttributeError(name)  # Python itself looks for these names; they are no part of a connection
+            raise AttributeError(name)  # Python itself looks for these names; they are not part of a connection
         return self._follower.attribute(name)
 
     def __setattr__(self, name: str, value: object) -> None:

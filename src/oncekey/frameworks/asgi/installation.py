@@ -1,6 +1,6 @@
-"""What all exchanges of one ASGI application share: engines, policy, tenants, threads, and open settlements.
+"""State shared by all exchanges of one ASGI application: engines, policy, tenants, threads, and open settlements.
 
-`def` handlers run in threads of the installation, and the event loop ends their transactions in other threads of it.
+`def` handlers run in threads of the installation; the event loop ends their transactions in separate threads.
 """
 
 from __future__ import annotations
@@ -64,27 +64,27 @@ class Installation(ApplicationShared):
         super().__init__(engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers)
         self.respond = respond
         self.raised = raised
-        """Answers an exception as the application's own error handlers do; raises it again if they have no answer."""
+        """Handles an exception with the application's own error handlers; re-raises it if none of them applies."""
         self.direct: Callable[[Scope, object], bool] = lambda _scope, _endpoint: False
-        """Whether nothing between the middleware and an endpoint could refuse a repeat of its request."""
+        """Whether nothing between the middleware and an endpoint could refuse a retry."""
         self.keyed_routes = KeyedRoutes()
-        """Where a repeat may be answered without the application, by `direct`."""
+        """The routes on which a retry may be replayed without the application, according to `direct`."""
         self.running_work = RunningWork()
         self.ready: Callable[[], None] = lambda: None
         """Called when the application reports that it has started; raises if something that it needs has not."""
         self.check: Callable[[], None] | None = None
         """Called when the application starts; raises if its routes and enrolments do not fit together."""
         self.enrolled: Callable[[Scope], Enrolment | None] = self._by_spelling
-        """How a request is enrolled by path. An adapter replaces it where the framework's router can be asked."""
+        """Finds the enrolment of a request by path. An adapter replaces it if the framework's router can be queried."""
         self.interruptible: set[Interruptible] = set()
         self._pairs: WeakKeyDictionary[AsyncEngine, tuple[AsyncRuntime, Site]] = WeakKeyDictionary()
         self._last_pair: tuple[AsyncRuntime, Site] | None = None
-        """What `runtime_and_site` returned last."""
+        """The last result of `runtime_and_site`."""
         self._threads: blocking.ThreadRuntime | None = None
         self.tenant = tenant
         """Returns the tenant of the authenticated request, to whom the key belongs."""
         self.principal = principal
-        """Returns the principal in the tenant, where keys are bound to principals."""
+        """Returns the principal in the tenant, for keys that are bound to principals and for the completer."""
         self._handlers: ThreadPoolExecutor | None = None
         self._openings: ThreadPoolExecutor | None = None
         self._settles: ThreadPoolExecutor | None = None
@@ -147,8 +147,8 @@ class Installation(ApplicationShared):
     async def stop(self, seconds: float) -> None:
         """Wait for operations and settlements to end, then release the threads.
 
-        PHASED handlers begin no further step. Those that still wait for something towards the end are interrupted, so
-        that a retry or the completer can go on with them at once. An open call is never interrupted (P5, F10).
+        PHASED handlers begin no further step. Those that still wait near the end are interrupted, so that a retry or
+        the completer can resume them at once. An open call is never interrupted.
         """
         self.stopping = True
         late = asyncio.get_running_loop().call_later(seconds * PATIENT_PART, self._interrupt)
@@ -171,13 +171,13 @@ class Installation(ApplicationShared):
 
 MOST_ROUTES: Final = 10_000
 LONGEST_LINE: Final = 1_000
-"""Longer lines and paths are not kept: a line may have parameters after its key, of any length."""
+"""Longer lines and paths are not remembered: a line may have parameters of any length after its key."""
 _ROUTED: Final = ("endpoint", "path_params", "route")
-"""What a framework's router writes into the scope. Outer middleware may read it there afterwards."""
+"""The scope entries that a framework's router writes; outer middleware may read them afterwards."""
 
 
 class KeyedRoute(NamedTuple):
-    """The route that a request with a key took."""
+    """The route of a request with a key."""
 
     method: str
     path: str
@@ -195,7 +195,7 @@ class KeyedRoute(NamedTuple):
         return self.path == scope["path"] and self.method == scope["method"] and self.root_path == root_path
 
     def enter(self, scope: Scope) -> None:
-        """Write into the scope what the router would write."""
+        """Write the router's entries into the scope."""
         scope.update(self.routed)
         if "path_params" in self.routed:
             scope["path_params"] = dict(self.routed["path_params"])
@@ -207,12 +207,12 @@ class KeyedRoute(NamedTuple):
 
 
 class KeyedRoutes:
-    """The routes of recently answered keys, by the header line that the client sent. The oldest is dropped first."""
+    """The routes of recently settled keys, by the client's header line. The oldest is dropped first."""
 
     __slots__ = ("_last", "_most", "known")
 
     def __init__(self, most: int = MOST_ROUTES) -> None:
-        self.known: OrderedDict[bytes | None, KeyedRoute] = OrderedDict()  # as `SettledKeys` has one
+        self.known: OrderedDict[bytes | None, KeyedRoute] = OrderedDict()  # like `SettledKeys.known`
         self._last: tuple[object, KeyedRoute | None] = (None, None)
         """The route that was added last: requests with many keys share one route, and so one `KeyedRoute`."""
         self._most = most

@@ -1,4 +1,4 @@
-"""The lifespan of an ASGI application that is wrapped from outside: ours is around its own, if it has one."""
+"""The lifespan of a wrapped ASGI application: oncekey's runs around the application's own, if it has one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 
 _LAST_WORDS: Final = 1.0
-"""Seconds that an application has to return after it said that its shutdown is complete."""
+"""Seconds that an application has to return after it reported that its shutdown is complete."""
 
 
 class LifespanFailedError(Exception):
-    """The wrapped application said that it could not start or stop."""
+    """The wrapped application reported that it could not start or stop."""
 
 
 async def around(ours: AbstractAsyncContextManager[None], app: App, scope: Scope, receive: Receive, send: Send) -> None:
-    """Serve the server's lifespan with `ours`, and with the application's inside of it if it has one."""
+    """Serve the server's lifespan with `ours`, and with the application's inside it if it has one."""
     await receive()
     step = "startup"
     inner = _Inner(app, scope)
@@ -46,7 +46,7 @@ async def around(ours: AbstractAsyncContextManager[None], app: App, scope: Scope
 
 
 class _Inner:
-    """The lifespan of the wrapped application, in a task of its own."""
+    """The lifespan of the wrapped application, in a separate task."""
 
     def __init__(self, app: App, scope: Scope) -> None:
         self._app = app
@@ -57,7 +57,7 @@ class _Inner:
         self._started = False
 
     async def ask(self, step: str) -> None:
-        """Let the application start or stop. An application without a lifespan gets no message, as from a server."""
+        """Start or stop the application. An application without a lifespan gets no message, as from a server."""
         if self._task is None:
             self._task = asyncio.ensure_future(self._serve())
         if self._task.done():
@@ -76,7 +76,7 @@ class _Inner:
         self._started = True
 
     async def end(self) -> None:
-        """Leave no task behind."""
+        """End the task; the application gets a moment to return."""
         if self._task is not None and not self._task.done():
             await asyncio.wait({self._task}, timeout=_LAST_WORDS)
             self._task.cancel()

@@ -1,19 +1,18 @@
-"""The ASGI middleware, and the exchange that it makes for each keyed, state-changing request.
+"""The ASGI middleware, and the exchange that it creates for each keyed, state-changing request.
 
-The middleware is the innermost one, and captures only the responses of requests that have a key. It makes an exchange,
-and the wrapper of the handler finds it by a context variable. Both change the same object, so the wrapper need not pass
-anything back through the context. The exchange makes the claim, captures the response while the handler runs, and sends
-the answer that the engine's flow (`engine/serve.py`) returns.
+The middleware is the innermost one, and captures only the responses of requests with a key. It creates an exchange,
+which the wrapper of the handler finds through a context variable. Both change the same object, so the wrapper need not
+pass anything back through the context. The exchange makes the claim, captures the response while the handler runs, and
+sends the response that the engine's flow (`engine/serve.py`) returns.
 
-It remembers where keyed requests were routed, so that it can replay an answer without the application. A framework
-finds a route, reads the body once more, checks it and resolves dependencies before a protected handler is called and
-claims. A repeat whose answer is stored needs none of this, unless something on the way could refuse it: a dependency
-that authenticates, a check of a header, a decorator above ours that counts. So a route is remembered only where the
-framework's adapter says that there is no such thing (`Installation.direct`): then what lies between the middleware and
-the handler depends on the method, the path, the query and the body alone, and an equal fingerprint proves that these
-are the same as before.
+The middleware remembers the routes of keyed requests, so that it can replay a response without the application. A
+framework matches a route, reads the body again, validates it and resolves dependencies before a protected handler is
+called and claims. A retry whose response is stored needs none of this, unless something on the way could refuse it: a
+dependency that authenticates, a check of a header, a decorator above ours that counts. So a route is remembered only if
+the framework's adapter finds no such code (`Installation.direct`): then everything between the middleware and the
+handler depends only on the method, path, query and body, and an equal fingerprint proves that these are the same.
 
-For a remembered route the middleware only asks: the store, or the cache that the policy allows. On any answer but a
+For a remembered route, the middleware only reads the store, or the cache that the policy allows. Unless the result is a
 replay, and after every error, the request goes to the application as usual (`engine.admit.recall`).
 """
 
@@ -71,11 +70,11 @@ else:
 
 
 SEND_PATIENCE = 2.0
-"""How many seconds a cancelled request still tries to send its answer: the server may take no message any more."""
+"""Seconds for which a cancelled request tries to send its response: the server may accept no message any more."""
 
 
 class Exchange:
-    """One keyed request, from its claim to its answer."""
+    """One keyed request, from its claim to its response."""
 
     __slots__ = (
         "_begun",
@@ -120,7 +119,7 @@ class Exchange:
         self._counted = False
         self._lines = lines
         self.echo = lines[0] if len(lines) == 1 else None
-        """The line of the key as the client wrote it."""
+        """The line of the key as the client sent it."""
         self._root_path: str = scope.get("root_path", "")  # a mount changes it in place
         self._send = send
         self._intake = self.passage.intake(receive, installation.max_request_bytes)
@@ -131,13 +130,13 @@ class Exchange:
         self.runtime: AsyncRuntime
         """Performs the flows of the operation. `claim` sets it."""
         self.answer: Answer | None = None
-        """The answer that the exchange sends instead of the application's."""
+        """The response that the exchange sends instead of the application's."""
         self._task: asyncio.Task[Any] | None = None
 
     # The application gets these instead of the server's `receive` and `send`.
 
     async def receive(self) -> Message:
-        """The next message of the request. If the body takes too long, the exchange answers BODY_TOO_SLOW itself."""
+        """The next message of the request. If the body takes too long, the exchange responds itself."""
         enrolment = enrolment_of(self.scope, self.installation.engines) if self.state is ExchangeState.OPEN else None
         if enrolment is None:
             return await self._intake.receive()
@@ -154,7 +153,7 @@ class Exchange:
             await self._intake.body(policy.body_timeout.total_seconds())
 
     async def send(self, message: Message) -> None:
-        """Pass a message of the application on, capture it or drop it, as the exchange's state says."""
+        """Pass on, capture or drop a message of the application, depending on the state."""
         state = self.state
         if state is ExchangeState.RUNNING:
             capture = self._capture
@@ -167,7 +166,7 @@ class Exchange:
                 if capture.refused or capture.complete:
                     await self.finish()
             else:
-                await self._send(message)  # early hints and debug information do not belong to the answer
+                await self._send(message)  # early hints and debug information do not belong to the response
         elif state is ExchangeState.OPEN:
             self._begun = True
             await self._send(message)
@@ -182,10 +181,10 @@ class Exchange:
     # The claim.
 
     async def claim(self, enrolment: Enrolment) -> None:
-        """Ask for the right to execute, just before the handler is called.
+        """Claim the right to execute, just before the handler is called.
 
-        Afterwards the state is RUNNING if the handler may run, ANSWERED if the exchange has an answer of its own, or
-        still OPEN if the store is down and the route fails open.
+        Afterwards the state is RUNNING if the handler may run, ANSWERED if the exchange has its own response, or still
+        OPEN if the store is down and the route fails open.
         """
         self.passage.claimed = True
         self._enrolment = enrolment
@@ -240,9 +239,9 @@ class Exchange:
                 installation.interruptible.add(self)
 
     async def recall(self, route: KeyedRoute) -> bool:
-        """Send a stored answer without calling the application. False: the middleware has to call it as usual.
+        """Send a stored response without calling the application. False: the middleware has to call it as usual.
 
-        Errors are dropped here: they occur again inside of the application, where its own error handlers see them.
+        Errors are dropped here: they occur again inside the application, where its own error handlers apply.
         """
         scope, enrolment, answer = self.scope, route.enrolment, None
         if self.outer is not None or RESUMPTION in scope or not route.matches(scope, self._root_path):
@@ -267,14 +266,14 @@ class Exchange:
         return True
 
     def interrupt(self) -> None:
-        """Cancel a PHASED handler at shutdown, so that a retry or the completer goes on. An open call is left alone."""
+        """Cancel a PHASED handler at shutdown, so that a retry or the completer can resume. An open call continues."""
         phased_run = None if self.run is None else self.run.phased_run
         if self._task is not None and phased_run is not None and phased_run.intent is None:
             phased_run.halted = True
             self._task.cancel()
 
     async def turn_away(self, error: BaseException) -> bool:
-        """Answer an error from before the claim: the body took too long, or the store was down. False: not ours."""
+        """Respond to an error before the claim: the body took too long, or the store was down. False: another error."""
         if self.state is ExchangeState.ANSWERED and self.answer is not None:
             await self._deliver(self.answer)
             return True
@@ -288,7 +287,7 @@ class Exchange:
         await self._deliver(self._refusal(UNAVAILABLE, enrolment_of(self.scope, self.installation.engines)))
         return True
 
-    # What others may read of an exchange.
+    # Properties.
 
     @property
     def enrolment(self) -> Enrolment | None:
@@ -302,14 +301,14 @@ class Exchange:
 
     @property
     def status_url(self) -> str | None:
-        """The address at which the client can read the state of the key."""
+        """The URL of the key's status."""
         if self._key is None or self._enrolment is None:
             return None
         return self.installation.status_url(self._root_path, self._key, self._enrolment.operation)
 
     @property
     def trace_id(self) -> str:
-        """The trace that the client's `traceparent` names."""
+        """The trace id in the client's `traceparent`."""
         return trace_of(self.scope)
 
     # The end.
@@ -330,7 +329,7 @@ class Exchange:
             await shielded(self._conclude_soon(reply, error))
             raise cancelled
         await self._conclude(reply, error)
-        self._leave()  # a background task may still run for long
+        self._leave()  # a background task may still run for a long time
         if reply is None:
             self._remember_route(run)
         if reply is not None and error is None and not isinstance(decision.settlement, Deferred):
@@ -357,7 +356,7 @@ class Exchange:
             self.run = None
 
     async def _conclude(self, reply: Answer | None, error: BaseException | None) -> None:
-        """Send our own answer or the captured one. After an exception the application sends its error page."""
+        """Send oncekey's own response or the captured one. After an exception the application sends its error page."""
         self.state = ExchangeState.DONE
         if reply is not None:
             await send_answer(self._send, reply)
@@ -388,7 +387,7 @@ class Exchange:
         )
 
     def _remember_route(self, run: Run) -> None:
-        """Remember where the request was routed, if a repeat can be answered without the application."""
+        """Remember the route of the request, if a retry can be replayed without the application."""
         installation, scope = self.installation, self.scope
         enrolment, known = run.enrolment, run.claim.id in run.site.settled_keys.known
         if not known or self.echo is None or enrolment.limited or not enrolment.whole:
@@ -408,12 +407,12 @@ class Exchange:
 log = logging.getLogger("oncekey")
 
 KEY_FIELD = b"idempotency-key"
-# With these a server would get the name of a file or the end of a response later, so there were no bytes to store.
+# With these, a server would get a file instead of bytes, or the end of a response later, which cannot be stored.
 WITHHELD_EXTENSIONS = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
 class OncekeyMiddleware:
-    """Captures the answers of keyed requests, settles them, and only then sends them."""
+    """Captures the responses of keyed requests, and sends them only after the settlement."""
 
     def __init__(
         self,
@@ -438,7 +437,7 @@ class OncekeyMiddleware:
             return
         enrolment = self.installation.enrolled(scope) if self._by_path else None
         lines = []
-        # On safe methods a key has no effect, whatever it looks like, unless a pattern names them.
+        # On safe methods a key has no effect, even if it is malformed, unless a pattern names them.
         if enrolment is not None or scope["method"] not in SAFE:
             for name, value in scope["headers"]:
                 if name == KEY_FIELD:
@@ -478,9 +477,8 @@ class OncekeyMiddleware:
             current.reset(token)
             if unkeyed.transaction is not None:
                 await unkeyed.transaction.release()
-                unkeyed.transaction = (
-                    None  # it refers to the visit, and the cycle would stay until the garbage collector runs
-                )
+                # It refers to the request, and the cycle would stay until the garbage collector runs.
+                unkeyed.transaction = None
 
     async def _exchange(self, exchange: Exchange, enrolment: Enrolment | None) -> None:
         token = current.set(exchange)
@@ -511,9 +509,9 @@ class OncekeyMiddleware:
             await exchange.close()
 
     async def _enter(self, exchange: Exchange, enrolment: Enrolment) -> bool:
-        """Claim before the application runs: the middleware cannot see later where a route by path begins to execute.
+        """Claim before the application runs: the middleware cannot see when a handler that is enrolled by path begins.
 
-        If `tenant` raises here, outside of the application, `raised` answers as the application would; then: False.
+        False if `tenant` raises here, outside the application: then `raised` responds as the application would.
         """
         check_alone()
         try:

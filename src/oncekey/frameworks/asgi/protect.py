@@ -1,13 +1,13 @@
 """`protect`: the wrapper around a handler that claims just before it calls the handler.
 
-A wrapper runs after all of the route's dependencies and validation; a dependency of ours could not promise that. By its
-`__signature__` it hides the handler's `op` parameter from the framework.
+A wrapper runs after all of the route's dependencies and validation, which a dependency of oncekey's could not
+guarantee. Its `__signature__` hides the handler's `op` parameter from the framework.
 
-That parameter is found by the annotations of the handler: types, or text that is looked up. Text is never evaluated: a
-name may be one that only a type checker can import.
+That parameter is found by its annotation: a type, or text whose names are looked up. Text is never evaluated, because
+some names can only be imported by a type checker.
 
 A handler also runs without a record, if the client sent no key or the route fails open while the store is down
-(`run_unkeyed`): then a repeat runs again, and the rows of a LOCAL handler are committed and rolled back as with a key.
+(`run_unkeyed`): then a retry runs it again, and the rows of a LOCAL handler are committed or rolled back as with a key.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NO_FACTORY = "this framework needs once.install(app), which knows how to make it
 
 
 def protect(handler: F, enrolment: Enrolment) -> F:
-    """Wrap a handler so that it claims. The wrapper keeps its type: a unit test calls it with an `op` of its own."""
+    """Wrap a handler so that it claims. The wrapper keeps its type: a unit test calls it with its own `op`."""
     name = operation_name(handler, enrolment)
 
     @functools.wraps(handler)
@@ -91,7 +91,7 @@ def protect(handler: F, enrolment: Enrolment) -> F:
 
 
 def shown(wrapper: Any, handler: Callable[..., Any], enrolment: Enrolment, name: str | None) -> Any:
-    """A wrapper as a framework sees it: without the parameter of the operation, and with its enrolment."""
+    """Make a wrapper look to a framework like the handler without its operation parameter, and add its enrolment."""
     signature = inspect.signature(handler)
     others = [parameter for parameter in signature.parameters.values() if parameter.name != name]
     wrapper.__signature__ = signature.replace(parameters=others)
@@ -102,7 +102,7 @@ def shown(wrapper: Any, handler: Callable[..., Any], enrolment: Enrolment, name:
 
 
 def operation_name(handler: Callable[..., Any], enrolment: Enrolment) -> str | None:
-    """The parameter of a handler that is its operation, if it has such; what cannot be protected is refused."""
+    """The name of a handler's operation parameter, if it has one; raises for a generator, which cannot be protected."""
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise ConfigurationError(
             f"{handler.__qualname__}: a generator streams its answer piece by piece, which cannot be stored before "
@@ -112,7 +112,7 @@ def operation_name(handler: Callable[..., Any], enrolment: Enrolment) -> str | N
 
 
 def has_operation(name: str | None, args: Any, kwargs: Any) -> bool:
-    """Whether a unit test calls the handler with an operation of its own."""
+    """Whether a unit test calls the handler with its own operation."""
     return (name is not None and name in kwargs) or (bool(args) and any(isinstance(arg, Held) for arg in args))
 
 
@@ -291,7 +291,7 @@ def _spoken(node: ast.expr, names: Mapping[str, object]) -> Iterator[bool]:
 
 
 def _looked_up(found: object, name: str) -> Iterator[bool]:
-    """What a name stands for in the handler's module; the name alone counts if only a type checker imports it."""
+    """The operations that a name in the handler's module means; if only a type checker imports it, the name decides."""
     if found is not None:
         yield from _kinds(found, {})
     elif name in _BY_NAME:
@@ -301,7 +301,7 @@ def _looked_up(found: object, name: str) -> Iterator[bool]:
 async def run_unkeyed(
     invoke: Callable[[object], Any], enrolment: Enrolment, request: TransactionUser, claim: Claim | None
 ) -> object:
-    """Call the handler, in a transaction of its own if it is LOCAL."""
+    """Call the handler without a record, in a separate transaction if it is LOCAL."""
     installation = request.installation
     if enrolment.effects is not Effects.LOCAL:
         if enrolment.blocking:
@@ -330,7 +330,7 @@ async def run_unkeyed(
         raise NoConnectionError(error) from error
     operation = unkeyed_operation(Operation, claim, run)
     try:
-        request.unkeyed_tx = run.tx  # for a dependency that asks for it only now
+        request.unkeyed_tx = run.tx  # for a dependency that requests it only now
         if transaction is not None:
             transaction.joins(run.tx, enrolment)
         result = await invoke(operation)

@@ -1,11 +1,11 @@
-"""A request: its messages, what a claim needs of it, and the exchange that belongs to it.
+"""ASGI requests: their messages, the input of their claims, and how to find their exchanges.
 
-`Intake` keeps the chunks of the body, and holds a disconnect back from the handler. `read_claim_input` reads key, body,
+`Intake` stores the chunks of the body, and withholds a disconnect from the handler. `read_claim_input` reads key, body,
 fingerprint and caller.
 
 A request may pass through several installations, each of one `Once`. A context variable holds the exchange of the
-innermost installation, because it reaches every kind of endpoint, child tasks and threads. Each exchange refers to the
-one around it, so the innermost one of any `Once` can be found.
+innermost installation, because it is visible in every kind of endpoint, child task and thread. Each exchange refers to
+the one around it, so the innermost one of any `Once` can be found.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ READ_BEFORE: Final = (
     "repeat: let the middleware pass on what it reads, as `await request.body()` does in BaseHTTPMiddleware"
 )
 SMALL_BODY: Final = 32 * 1024
-"""Bodies above this are compared in a thread: a megabyte of short numbers takes a second of Python."""
+"""Larger bodies are hashed in a thread: a megabyte of short numbers takes a second of Python."""
 
 
 class ClientLeftError(Exception):
@@ -57,14 +57,14 @@ class TooLargeError(Exception):
 
 
 class TooSlowError(Exception):
-    """The body did not arrive in the time that the policy gives it."""
+    """The body did not arrive within the policy's `body_timeout`."""
 
 
 class Intake:
     """The `receive` that the application gets instead of the server's.
 
-    While the handler runs, the intake holds a disconnect back until the answer was sent: frameworks cancel a streaming
-    response when the client disconnects, and the operation must come to its end all the same.
+    While the handler runs, the intake withholds a disconnect until the response was sent: frameworks cancel a streaming
+    response when the client disconnects, but the operation must run to its end.
     """
 
     __slots__ = (
@@ -119,7 +119,7 @@ class Intake:
         return message
 
     async def body(self, patience: float | None = None) -> bytes:
-        """The whole body, within `patience` seconds. The messages that are read for it wait for the application."""
+        """The whole body, within `patience` seconds. The messages that it reads are queued for the application."""
         while not self._complete and not self._too_large:
             message = self._left or await self._next(patience)
             if message["type"] != "http.request":
@@ -132,17 +132,17 @@ class Intake:
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     def hold(self) -> None:
-        """Hold a disconnect back from now on."""
+        """Withhold a disconnect from now on."""
         self._hold = True
 
     def release(self) -> None:
-        """The answer was sent: pass a disconnect on to the application."""
+        """The response was sent: pass a disconnect on to the application."""
         self._hold = False
         if self._released is not None:
             self._released.set()
 
     def _repeat(self, again: Intake) -> None:
-        """Queue what an earlier intake of the same request has read: a server gives each part of a body only once."""
+        """Queue the chunks that an earlier intake of the same request has read: a server sends each one only once."""
         self._left = again._left
         self._too_large = again._too_large
         self._too_slow = again._too_slow
@@ -156,7 +156,7 @@ class Intake:
             self._queued.append(message)
 
     async def _next(self, patience: float | None) -> Message:
-        """The next message of the body. Only the time spent waiting counts, not what the application does between."""
+        """The next message of the body. Only the time spent waiting for it counts towards `patience`."""
         if self._too_slow:
             raise TooSlowError
         if patience is None:
@@ -193,7 +193,7 @@ class Intake:
 
 
 class _Begun:
-    """An awaitable whose first step `_next` has made: it waits for what that step yielded, then goes on."""
+    """Awaits a coroutine whose first step `_next` has made: first what that step yielded, then the rest."""
 
     __slots__ = ("_first", "_waiting")
 
@@ -226,7 +226,7 @@ async def read_claim_input(
 ) -> ClaimInput | Refuse:
     """The input of the claim, or the refusal of a request that cannot claim; a refusal stores nothing.
 
-    `root_path` is that of the application itself: a mount inside of it has changed the scope's by now.
+    `root_path` is that of the application itself: a mount inside it has changed the scope's.
     """
     key = key_of(lines, enrolment)
     if isinstance(key, Refuse):
@@ -259,7 +259,7 @@ async def read_claim_input(
 
 
 async def caller_of(installation: Installation, policy: Policy, scope: Scope, *, named: bool = False) -> Caller:
-    """The caller, as far as keys are bound to it. `named`: with the principal too, because the completer needs it."""
+    """The caller, as far as keys are bound to it. `named`: include the principal, which the completer needs."""
     tenant = await identified(installation.tenant(scope))
     bind_to = policy.bind_to
     if bind_to is BindTo.TENANT and not named:
@@ -280,14 +280,14 @@ async def _fingerprint_aside(parts: Parts, enrolment: Enrolment) -> str | Refuse
 
 
 async def identified(named: str | Awaitable[str]) -> str:
-    """The result of an `Identify`, awaited if it has to be."""
+    """The result of an `Identify`, awaited if necessary."""
     return await named if inspect.isawaitable(named) else named
 
 
 def by_request(
     identify: Callable[[Any], str | Awaitable[str]], what: str, request_of: Callable[[Scope], Any]
 ) -> Identify:
-    """Turn a function that identifies by the framework's request into one that does by the scope.
+    """Turn a function that takes the framework's request into one that takes the scope.
 
     If the function finds an attribute missing on the request, the error names it.
     """
@@ -323,12 +323,12 @@ def _field(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:
 
 
 def trace_of(scope: Scope) -> str:
-    """The trace that the `traceparent` of a request names; empty without one."""
+    """The trace id in the `traceparent` of a request; empty without one."""
     return trace_id_of(first(scope["headers"], TRACE_PARENT))
 
 
 async def send_answer(send: Send, answer: Answer) -> None:
-    """Send an answer of ours. The list of headers is a copy, because outer middleware changes it in place."""
+    """Send a response of oncekey's. The list of headers is a copy, because outer middleware changes it in place."""
     await send({"type": "http.response.start", "status": answer.status, "headers": list(answer.headers)})
     await send({"type": "http.response.body", "body": answer.body, "more_body": False})
 
@@ -336,7 +336,7 @@ async def send_answer(send: Send, answer: Answer) -> None:
 async def send_captured(
     send: Send, capture: Capture, policy: Policy, *, echo: bytes | None, expires_at: Instant | None
 ) -> None:
-    """Send the application's response with our header lines, in one piece unless it was spooled."""
+    """Send the application's response with oncekey's header lines, in one piece unless it was spooled."""
     headers = marked_lines(capture.headers, policy, echo=echo, expires_at=expires_at)
     await send({"type": "http.response.start", "status": capture.status, "headers": headers})
     whole = capture.kept
@@ -374,7 +374,7 @@ current: ContextVar[Exchange | UnkeyedRequest | None] = ContextVar("oncekey", de
 
 
 class Passage:
-    """What is kept of one ASGI scope for as long as it lives: middleware may send it to an application again."""
+    """State of one ASGI scope for as long as it lives: middleware may pass the scope to an application again."""
 
     __slots__ = ("_intakes", "claimed")
 
@@ -384,7 +384,7 @@ class Passage:
         """Whether an exchange of the request has begun a claim: from then on a handler may have run."""
 
     def intake(self, receive: Receive, limit: int) -> Intake:
-        """An intake for an exchange. It repeats what an earlier one has read from the same `receive`, or recorded."""
+        """An intake for an exchange, which repeats the messages that an earlier one read from the same `receive`."""
         earlier = None
         for one in self._intakes:
             if receive in (one.source, one.receive):  # bound methods of one object are equal without being identical
@@ -405,7 +405,7 @@ def passage_of(scope: Scope) -> Passage:
 
 
 def enclosing(passage: Passage) -> Exchange | UnkeyedRequest | None:
-    """The request in the installation around this one; None if the context is that of another request, the caller."""
+    """The request in the installation around this one; None if the context belongs to another request, the caller."""
     outer = current.get()
     return outer if outer is not None and outer.passage is passage else None
 
@@ -419,7 +419,7 @@ def request_of(owner: object) -> Exchange | UnkeyedRequest | None:
 
 
 def request_for(enrolment: Enrolment) -> Exchange | UnkeyedRequest:
-    """The request in which an enrolled handler is being called; raises where it cannot be protected."""
+    """The request in which an enrolled handler is being called; raises if it cannot be protected."""
     innermost = current.get()
     if innermost is None:
         raise RuntimeError(NO_REQUEST)
@@ -444,7 +444,7 @@ def request_for(enrolment: Enrolment) -> Exchange | UnkeyedRequest:
 
 
 def check_alone() -> None:
-    """Refuse a second operation in one request, also under another `Once` (L7)."""
+    """Refuse a second operation in one request, even under another `Once`."""
     request = current.get()
     while request is not None:
         if request.state is not ExchangeState.OPEN:
@@ -453,7 +453,7 @@ def check_alone() -> None:
 
 
 def layers(endpoint: Any) -> Iterator[Any]:  # noqa: ANN401  (whatever a route was given)
-    """An endpoint and what its decorators wrapped, from the outside in."""
+    """An endpoint and the functions that its decorators wrap, from the outside in."""
     layer = endpoint
     for _ in range(_DEEPEST):
         if layer is None:
@@ -463,7 +463,7 @@ def layers(endpoint: Any) -> Iterator[Any]:  # noqa: ANN401  (whatever a route w
 
 
 def endpoint_of(scope: Scope) -> Any:  # noqa: ANN401
-    """The function that a request was routed to, as far as the framework names it; a class answers by its methods."""
+    """The function that a request was routed to, if the framework names it; for a class, the method that is called."""
     endpoint = scope.get("endpoint")
     if not inspect.isclass(endpoint):
         return endpoint
@@ -472,7 +472,7 @@ def endpoint_of(scope: Scope) -> Any:  # noqa: ANN401
 
 
 def enrolment_of(scope: Scope, owner: object) -> Enrolment | None:
-    """How the `Once` that is `owner` protects the endpoint; None if another one does, which then commits its rows."""
+    """The endpoint's enrolment by the `Once` that is `owner`; None if another one protects it, and commits its rows."""
     endpoint = scope.get("endpoint")
     enrolment: Enrolment | None = getattr(endpoint, "__oncekey__", None)
     if enrolment is None and endpoint is not None:
@@ -497,7 +497,7 @@ def _is_handler(endpoint: Callable[..., Any] | None) -> bool:
 
 
 class ExchangeState(IntEnum):
-    """The state of an exchange, from its request to its answer."""
+    """The state of an exchange, from its request to its response."""
 
     OPEN = 0
     RUNNING = 1
@@ -507,7 +507,7 @@ class ExchangeState(IntEnum):
 
 
 class UnsettledError(Exception):
-    """Raised by `send` after we sent our own answer instead of the handler's: its background tasks must not run."""
+    """Raised by `send` after oncekey's response replaced the handler's, whose background tasks must not run."""
 
 
 class UnkeyedRequest:
@@ -562,7 +562,7 @@ class UnkeyedRequest:
         return message
 
     async def read_ahead(self, policy: Policy) -> None:
-        """Read the whole body before a dependency gets a connection. One that is too large is passed on as it comes."""
+        """Read the whole body before a dependency gets a connection; pass one that is too large on as it arrives."""
         if self._complete or self._intake is not None:
             return
         self._intake = self.passage.intake(self._receive, policy.max_request_bytes)

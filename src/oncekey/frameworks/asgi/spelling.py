@@ -1,4 +1,4 @@
-"""Enrolment by the path of a request, for applications whose router cannot be asked."""
+"""Enrolment by the path of a request, for applications whose router cannot be queried."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def by_spelling(patterns: Patterns, scope: Scope) -> Enrolment | None:
 
 
 def route_path(scope: Scope) -> str:
-    """The path as the application's own routes know it: without the mount path, which some servers leave in front."""
+    """The path as the application's own routes match it: without the mount path, which some servers leave in front."""
     path, root = str(scope["path"]), str(scope.get("root_path", "")).rstrip("/")
     if root and (path == root or path.startswith(f"{root}/")):
         path = path[len(root) :]

@@ -1,14 +1,14 @@
 """The sessions and connections that dependencies of a route get from `once.session` and `once.connection`.
 
-A dependency runs before the claim, and the request gives back what it got when it ends. What a dependency gets:
+A dependency runs before the claim; what it gets depends on the route, and is released when the request ends:
 
 * LOCAL: the business transaction, which the claim and the settlement join later. If the claim has to come first, a
   read-only transaction until then.
-* PHASED: a read-only transaction, and inside of a phase the transaction of the phase.
+* PHASED: a read-only transaction, and inside a phase the transaction of the phase.
 * Everywhere else: an ordinary session, or a read-only transaction.
 
-The last one follows the steps of the request (`TransactionFollower`): inside of a step it is the step's transaction,
-and outside it reads through one of its own, which the request gives back before it waits for another connection.
+In the first two cases, a read-only transaction comes from a `TransactionFollower`: inside a step it uses the step's
+transaction; outside it reads through a separate one, which the request releases before it waits for another connection.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class RequestTransaction:
             self._follower.join(tx, afresh=False)
 
     async def before_claim(self, enrolment: Enrolment) -> None:
-        """Release the read connections, which the claim could wait for. Raise if rows would not commit with the key."""
+        """Release the read connections: the claim may need one. Raise if rows would not be committed with the key."""
         if enrolment.effects is Effects.PHASED and (self._session is not None or self._reading is not None):
             raise ConfigurationError(UNSEEN.format(operation=enrolment.operation))
         await self.rest()
@@ -136,7 +136,7 @@ class RequestTransaction:
             await self._session.rest()
 
     def joins_phase(self, tx: AsyncOpenTransaction) -> followers.TransactionFollower:
-        """Let the session and the connection use a phase's transaction, until the loan parts from it."""
+        """Let the session and the connection use a phase's transaction, until the follower parts from it."""
         follower = self._get_follower()
         try:
             follower.join(tx, afresh=True)
@@ -146,7 +146,7 @@ class RequestTransaction:
         return follower
 
     def check(self) -> None:
-        """Raise if a PHASED handler has changed something in the session outside of its phases: it would be lost."""
+        """Raise if a PHASED handler has changed the session outside its phases: the changes would be lost."""
         if self._follower is not None:
             self._follower.check()
 
@@ -156,7 +156,7 @@ class RequestTransaction:
         return self._tx
 
     async def release(self) -> None:
-        """Give back what the dependencies of the request got, also if the request is cancelled meanwhile."""
+        """Release the sessions and connections of the dependencies, even if the request is cancelled meanwhile."""
         try:
             await self._release()
         except asyncio.CancelledError:
@@ -221,7 +221,7 @@ class TransactionUser(Protocol):
 
 
 def transaction_of(request: TransactionUser) -> RequestTransaction:
-    """The `RequestTransaction` of a request; the first call makes it."""
+    """The `RequestTransaction` of a request; the first call creates it."""
     if request.transaction is None:
         request.transaction = RequestTransaction(request)
     return request.transaction
@@ -231,7 +231,7 @@ class RequestRuntime(AsyncRuntime):
     """Performs the flows of a request whose dependencies, or whose steps, use `once.session` or `once.connection`.
 
     While a phase runs, both use the phase's transaction. They join it before the application's code is called, refuse
-    changes once it was flushed, and part from it when it is over.
+    changes once it was flushed, and part from it when it ends.
     """
 
     def __init__(self, shared: AsyncRuntime, request: TransactionUser) -> None:
@@ -284,7 +284,7 @@ NO_REQUEST = "once.session and once.connection are for requests of an applicatio
 
 
 class TransactionDependency:
-    """The dependencies of one `Once`: they use its database, also if the request passed other installations."""
+    """The dependencies of one `Once`: they use its database, even if the request passed other installations."""
 
     def __init__(self, owner: object) -> None:
         load("frameworks.asgi.following")
