@@ -1,7 +1,4 @@
-"""Alembic: oncekey's tables in a revision of the application, ignored by autogenerate.
-
-Alembic itself is not imported: a revision passes its `op`.
-"""
+"""Alembic: oncekey's tables in a revision of the application, ignored by autogenerate. Alembic is not imported."""
 
 from __future__ import annotations
 
@@ -41,8 +38,7 @@ class Operations(Protocol):
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
     """False for oncekey's own tables; pass it to `context.configure(include_name=...)`.
 
-    Alembic calls it before it reads anything from the database, so autogenerate neither reads oncekey's tables nor
-    proposes to drop them.
+    Alembic calls it before it reads the database, so autogenerate does not propose to drop oncekey's tables.
     """
     if type_ == "schema":
         return name != SCHEMA
@@ -54,8 +50,7 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | 
 def run(op: Operations, first: int, last: int) -> None:
     """Run oncekey's migrations `first` to `last` in a revision's `upgrade()`.
 
-    The numbers are those of `oncekey migrate status`. A revision names them, so it does the same with any later
-    version of oncekey.
+    A revision names the numbers of `oncekey migrate status`, so it does the same with any later version of oncekey.
 
     Raises:
         ConfigurationError: There is no such migration in this version, or the database is not one of oncekey's.

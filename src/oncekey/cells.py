@@ -28,7 +28,7 @@ T = TypeVar("T")
 Cell: TypeAlias = Mapping[str, Any]
 """A record by the names of its columns (`oncekey.stores.rows.COLUMNS`): texts, integers, booleans, bytes and None."""
 Place: TypeAlias = tuple[int, str, str]
-"""Where a page continues: after the cell with this timestamp, scope and key."""
+"""The position where a page continues: after the cell with this timestamp, scope and key."""
 
 
 class Index(StrEnum):
@@ -48,7 +48,7 @@ class Index(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a swap compares: a cell with another incarnation or version has changed since it was read."""
+    """The values that a swap compares: a cell with another incarnation or version has changed since it was read."""
 
     incarnation: str
     version: int

@@ -209,8 +209,6 @@ class _FlaskExchange(BlockingExchange):
 
 
 class _FlaskWsgi(OncekeyWsgi):
-    """The WSGI entry point of the application."""
-
     exchange = _FlaskExchange
 
     def prepare(self, app: flask.Flask, enrolled: Mapping[str, Callable[..., Any]], *, shows_request: bool) -> None:

@@ -253,7 +253,7 @@ PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Pointers:
-    """Where the amounts are: JSON pointers into a call's result, or else into the response; None: not compared."""
+    """JSON pointers to the amounts, in a call's result, or else in the response; None: not compared."""
 
     amount: str | None = None
     currency: str | None = None

@@ -22,7 +22,7 @@ from oncekey.core.errors import ConfigurationError, OncekeyError
 __all__ = ["KEYS_VARIABLE", "AesGcm", "CannotOpenError", "Seal", "from_environment"]
 
 KEYS_VARIABLE: Final = "ONCEKEY_SEAL_KEYS"
-"""Where commands find the keys: `k2:BASE64,k1:BASE64`, the current one first."""
+"""The environment variable with the keys, for commands: `k2:BASE64,k1:BASE64`, the current one first."""
 
 KEY_BYTES: Final = 32
 _FOR_KEY: Final = b"1"

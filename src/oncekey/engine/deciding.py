@@ -90,10 +90,7 @@ class HandlerEnded:
 def decided(
     run: Run, ended: HandlerEnded, captured: Captured, error: BaseException | None
 ) -> tuple[Decision, Answer | None]:
-    """The decision, and oncekey's own response if the handler's must not be sent.
-
-    `error` is an exception that left the application, which then has no complete response.
-    """
+    """The decision, and oncekey's response if the handler's must not be sent; `error` has left the application."""
     policy, effects = run.policy, run.enrolment.effects
     raised = ended.error or error
     if (

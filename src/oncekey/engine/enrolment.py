@@ -1,4 +1,4 @@
-"""Enrolments: which handler is protected, with what effects, under which policy."""
+"""Enrolments: protected handlers, with their effects and their policies."""
 
 from __future__ import annotations
 
@@ -61,13 +61,11 @@ class Enrolment:
     completes: bool = field(init=False, repr=False, compare=False)
     """Whether the completer may resume without the client: then the request is stored."""
     shortest_key: int = field(init=False, repr=False, compare=False)
-    """The smallest length of a key."""
     namespace: str = field(init=False, repr=False, compare=False)
     """The first part of every scope."""
     body_patience: float = field(init=False, repr=False, compare=False)
     """Seconds that a body may take to arrive."""
     spans: Spans = field(init=False, repr=False, compare=False)
-    """The durations of every claim."""
     fingerprints: Fingerprints = field(init=False, repr=False, compare=False)
     seeds: Seeds = field(init=False, repr=False, compare=False)
     locks: LockNumbers = field(init=False, repr=False, compare=False)
@@ -140,9 +138,7 @@ class Patterns:
     def __init__(self, enrolments: Mapping[str, Enrolment]) -> None:
         self._patterns = tuple((patterns.Pattern.parse(text), enrolment) for text, enrolment in enrolments.items())
         self.patterns = tuple(pattern for pattern, _ in self._patterns)
-        """The enrolled patterns."""
         self.methods = frozenset(pattern.method for pattern in self.patterns)
-        """The methods of the patterns."""
 
     def __iter__(self) -> Iterator[Enrolment]:
         return iter([enrolment for _, enrolment in self._patterns])
@@ -157,8 +153,8 @@ class Patterns:
     def find_spelled(self, method: str, *paths: str) -> Enrolment | None:
         """The enrolment of a request by any spelling of its path, for an application whose router cannot be queried.
 
-        An application may serve `//jobs` and `/jobs/` as `/jobs`, so both are protected, too: requiring a key that is
-        not needed is better than running a handler twice.
+        An application may serve `//jobs` and `/jobs/` as `/jobs`: a needless key is better than running a handler
+        twice.
         """
         if method not in self.methods:
             return None

@@ -396,10 +396,7 @@ class Fronts:
         return self._clock.earliest(run.asked_at)
 
     def forget(self, policies: Iterable[Policy], record_id: RecordId) -> Life[bool]:
-        """Remove a stored response from this process and from shared fronts; False if that is not certain.
-
-        It runs before the bust in the store: a response that is read there until then cannot be filled in.
-        """
+        """Remove a response from all fronts, before it is busted in the store; False if that is not certain."""
         certain = True
         known = {(policy.replay_cache, policy.secret): policy for policy in policies if policy.replay_cache is not None}
         for policy in known.values():

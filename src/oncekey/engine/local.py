@@ -53,7 +53,7 @@ BUSY = Refuse(Code.IN_PROGRESS, retry_after=1)
 """Another connection holds the lock, for an unknown time: there is no row with a lease."""
 
 NEW = WriteTarget(WriteKind.NEW, None)
-"""Where the record of a new key is written, whatever its effects; a constant saves a lookup in the table of moves."""
+"""The write target of a new key, whatever its effects; a constant saves a lookup in the table of moves."""
 
 
 @value
@@ -140,10 +140,7 @@ def peek(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Polic
 
 
 def lost_commit(locks: Locks, lock: Lock, claim: Claim, policy: Policy) -> Flow[Replay | Refuse]:
-    """The verdict on a request whose COMMIT got no reply.
-
-    A missing record proves a roll-back only under the lock: without the lock, the commit may still be in progress.
-    """
+    """The verdict on a request whose COMMIT got no reply; a missing record proves a roll-back only under the lock."""
     look = yield Transaction("lost_commit", Mode.ATOMIC, lambda: locks.locking(lock, claim))
     ruled = ruling_of(look.snapshot, claim, policy)
     if ruled is not None:
@@ -204,10 +201,7 @@ def ruling_of(snapshot: Snapshot, claim: Claim, policy: Policy) -> Replay | Refu
 
 
 def record_as_claimed(claim: Claim, target: WriteTarget, now: Instant) -> Record:
-    """The record as a claim would have created it, for the handler's operation; it is never written.
-
-    The server's time-outs enforce the lease, so there is no heartbeat.
-    """
+    """The record as a claim would have created it; never written. Its lease is enforced by the server's time-outs."""
     seen = target.seen
     if seen is not None and target.kind is WriteKind.RETRYABLE:
         return replace(

@@ -136,7 +136,7 @@ class Notifier:
             self._notify(events.Doubted(self._about, settlement.last_error, Actor.OWNER))
 
     def over(self) -> None:
-        """Report an end without our own settlement: the client gets the record's response, or an unknown outcome."""
+        """Report an operation without a settlement: its client gets the record's response, or an unknown outcome."""
         if not self._written:
             ran = max(0.0, self._ended - self._entered)
             self._notify(events.Unsettled(self._about, ran, self._clock() - max(self._ended, self._entered)))

@@ -168,7 +168,6 @@ def receive(
 
 
 def _content(report: CallReport) -> tuple[str | None, ...]:
-    """The call that a message names, and its resolution."""
     return report.downstream_key, report.provider_id, report.resolution
 
 
@@ -217,10 +216,7 @@ def payload_of(store: Store, record: Record) -> Flow[Any]:
 def _shaped(
     store: Store, resolution: Executed | Rejected | NotExecuted, target: EvidenceTarget, resolvers: Resolvers
 ) -> Flow[Executed | Rejected | NotExecuted | None]:
-    """The resolution, with the response that the resolver builds from it; None: the record is not unknown.
-
-    A record that becomes unknown a moment later is settled by the next check, with a response built for it.
-    """
+    """The resolution, with the resolver's response. None: the record is not unknown; a later check may settle it."""
     seen = yield from store.find(target.id)
     record = seen.record
     if record is None or record.state is not State.UNKNOWN:

@@ -1,7 +1,4 @@
-"""The request path as flows: begin, renew, settle, and read the state of a key.
-
-Nothing here waits, reads a clock or does I/O: a flow yields transactions and receives their results.
-"""
+"""The request path as flows: begin, renew, settle, and read the state of a key. No waiting, no clock, no I/O."""
 
 from __future__ import annotations
 

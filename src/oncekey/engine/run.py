@@ -41,10 +41,7 @@ PAUSE = 1.0
 
 
 class Breaker:
-    """A circuit breaker: while the store is down, most requests are refused without a query.
-
-    It is closed, open, or half open: then one request in each pause probes the store.
-    """
+    """A circuit breaker: while the store is down, requests are refused without a query, except one probe per pause."""
 
     __slots__ = ("_clock", "_tries_at", "failures")
 
@@ -288,10 +285,7 @@ class Parcels:
         self.deferred = (self._parcel(ParcelKind.DEFER, topic, payload, None, ""),)
 
     def take(self) -> tuple[Parcel, ...]:
-        """The parcels since the last call of `take`: each phase writes its own, and numbers them from zero.
-
-        So a parcel is the same whether its phase ran after the others or was resumed alone.
-        """
+        """Take the new parcels. Each phase numbers its own from zero, so a phase that is resumed creates the same."""
         taken, self.emitted, self._made = self.emitted, (), 0
         return taken
 

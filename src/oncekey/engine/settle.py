@@ -251,7 +251,7 @@ def _settle_claimed_alone(run: Run, settlement: Settlement) -> Life[Answer | Non
 
 
 def _keep_refused_answer(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
-    """Store the refused response of an INLINE handler as evidence; LOCAL is rolled back, PHASED has stored each step."""
+    """Store an INLINE handler's refused response as evidence; LOCAL is rolled back, and PHASED has stored its steps."""
     if lease.effects is Effects.INLINE:
         yield from reconcile.keep_refused_answer(run.store, lease, settlement, run.policy)
 

@@ -5,8 +5,8 @@ result. The refusal of a call is raised, and kept apart from exceptions of the f
 protected function raises the same classes, which do not concern the outer call. A `def` function runs in the thread
 that calls it, an `async def` function in its event loop; the engine does the rest (`engine/serve.py`).
 
-A `Calling` is to a call what an exchange is to a request. While the engine's flow is suspended at the function, it
-captures the function's result: a value, a `RejectedError`, or an exception.
+A `Calling` corresponds to the exchange of a request. While the engine's flow is suspended at the function, it captures
+the function's result: a value, a `RejectedError`, or an exception.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Function:
         return self.run(args, kwargs).result() if self.__oncekey__.blocking else _result(self.arun(args, kwargs))
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: object = None) -> CallOutcome:
-        """One call of a `def` function, whose exceptions are raised; a caller that knows the key passes it as `key`."""
+        """One call of a `def` function, whose exceptions are raised; a caller that has the key passes it as `key`."""
         try:
             return self._in_thread(self._asked(args, kwargs, key))
         except CallRefused as refused:
@@ -358,7 +358,7 @@ class Calling:
         self.status = DONE
 
     def raised(self, error: BaseException) -> None:
-        """It raised. Its own `RejectedError` is its result, and every later caller gets the same."""
+        """Note the function's exception. Its own `RejectedError` is its result, which every later caller gets, too."""
         self.ended.error = error
         self.ended.cancelled = not isinstance(error, Exception)
         if self._is_own_no(error):

@@ -1,7 +1,7 @@
 """Limits: how many keys a tenant may create, how often a caller may query, how old a request may be.
 
-Only requests that would execute are ever rejected. A known key is answered from its record, so a client that retries is
-served however busy its tenant is. The `limits` package does the counting, in its storages.
+Only requests that would execute are ever rejected. The response for a known key comes from its record, so a client that
+retries is served however busy its tenant is. The `limits` package does the counting, in its storages.
 """
 
 from __future__ import annotations

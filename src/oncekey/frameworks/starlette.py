@@ -1,7 +1,6 @@
 """Starlette, and its parts that FastAPI shares: the middleware's place, the status resource, callers, and routes.
 
-The `tenant` and `principal` functions take its requests. Its routes are walked through mounts and included routers, and
-checked at start-up.
+`tenant` and `principal` take its requests. Its routes, also in mounts and included routers, are checked at start-up.
 """
 
 from __future__ import annotations

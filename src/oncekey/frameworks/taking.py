@@ -24,10 +24,7 @@ _STEPS: Final = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 def writes_apart(
     handler: Callable[..., Any], enrolment: Enrolment, dependencies: Iterable[Callable[..., Any]] = ()
 ) -> bool:
-    """Whether a handler with a transaction takes nothing that it could write through.
-
-    `dependencies` are the functions that its framework calls for it, including nested ones.
-    """
+    """Whether a handler with a transaction, and its (nested) `dependencies`, take nothing to write through."""
     owner: Any = enrolment.owner
     if not enrolment.transactional or getattr(getattr(owner, "store", None), "ambient", False):
         return False

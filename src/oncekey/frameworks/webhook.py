@@ -1,7 +1,6 @@
 """Webhooks: how messages are verified and applied. One flow, with endpoints for ASGI and WSGI.
 
-A webhook only changes UNKNOWN records. For a record in progress it is stored as evidence, and it never changes a
-settled record.
+A webhook changes only UNKNOWN records: for a record in progress it is stored as evidence, and a settled record stays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """WSGI: reads requests, and captures and sends responses. `blocking.BlockingExchange` does the rest.
 
-The response of a claimed request is withheld from the server until it is stored; everything else passes through piece
-by piece.
+The response of a claimed request is withheld until it is stored; everything else passes through piece by piece.
 """
 
 from __future__ import annotations

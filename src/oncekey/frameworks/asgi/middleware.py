@@ -314,7 +314,7 @@ class Exchange:
     # The end.
 
     async def finish(self, error: BaseException | None = None) -> bool:
-        """Settle, then answer; True if the answer is our own. The state changes before the first await: once only."""
+        """Settle, then respond; True if the response is ours. The state changes before the first await: only once."""
         run, flow = self.run, self._flow
         assert run is not None
         assert flow is not None
@@ -337,7 +337,7 @@ class Exchange:
         return reply is not None
 
     async def close(self) -> None:
-        """End what the request still holds, however it ended: transactions, timers and the spooled file."""
+        """Release the transactions, timers and spooled file of the request, however it ended."""
         if self.state is not ExchangeState.DONE:
             self._intake.release()
         if self._capture is not None:
@@ -425,7 +425,7 @@ class OncekeyMiddleware:
         self._by_path = bool(installation.patterns.patterns)
         self._keyed_routes = installation.keyed_routes.known
         self._lifespan = lifespan
-        """If given, it runs around the application's own lifespan: an application in `once.asgi` need not start us."""
+        """If given, it runs around the application's own lifespan, for an application wrapped by `once.asgi`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""

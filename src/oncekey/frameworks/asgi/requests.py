@@ -224,10 +224,7 @@ async def read_claim_input(
     *,
     root_path: str,
 ) -> ClaimInput | Refuse:
-    """The input of the claim, or the refusal of a request that cannot claim; a refusal stores nothing.
-
-    `root_path` is that of the application itself: a mount inside it has changed the scope's.
-    """
+    """The input of the claim, or a refusal. `root_path` is the application's: a mount inside it changes the scope's."""
     key = key_of(lines, enrolment)
     if isinstance(key, Refuse):
         return key
@@ -287,10 +284,7 @@ async def identified(named: str | Awaitable[str]) -> str:
 def by_request(
     identify: Callable[[Any], str | Awaitable[str]], what: str, request_of: Callable[[Scope], Any]
 ) -> Identify:
-    """Turn a function that takes the framework's request into one that takes the scope.
-
-    If the function finds an attribute missing on the request, the error names it.
-    """
+    """Turn a function of the framework's request into one of the scope; its error names a missing attribute."""
 
     def by_scope(scope: Scope) -> str | Awaitable[str]:
         try:

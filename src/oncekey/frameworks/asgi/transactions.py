@@ -1,6 +1,6 @@
 """The sessions and connections that dependencies of a route get from `once.session` and `once.connection`.
 
-A dependency runs before the claim; what it gets depends on the route, and is released when the request ends:
+A dependency runs before the claim. The route decides what it gets, and the end of the request releases it:
 
 * LOCAL: the business transaction, which the claim and the settlement join later. If the claim has to come first, a
   read-only transaction until then.
