@@ -309,6 +309,6 @@ def leaving(error: E) -> E:
 
 
 def is_inner(error: BaseException, began: int) -> bool:
-    """Whether the error left a protected function after an operation that began with the number `began`."""
+    """Whether the error left a protected function after the operation with the number `began` had begun."""
     number = getattr(error, _LEFT, 0)
     return isinstance(number, int) and number > began

@@ -153,8 +153,7 @@ class Patterns:
     def find_spelled(self, method: str, *paths: str) -> Enrolment | None:
         """The enrolment of a request by any spelling of its path, for an application whose router cannot be queried.
 
-        An application may serve `//jobs` and `/jobs/` as `/jobs`: a needless key is better than running a handler
-        twice.
+        An application may serve `//jobs` and `/jobs/` as `/jobs`: to require a needless key is safer than to run twice.
         """
         if method not in self.methods:
             return None

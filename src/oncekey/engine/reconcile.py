@@ -56,7 +56,7 @@ _ANOTHER_CALL = "the call that is open is another one"
 
 
 class Became(StrEnum):
-    """The result of evidence."""
+    """The effect of evidence on its record."""
 
     SETTLED = "settled"
     """It settled its record just now."""
