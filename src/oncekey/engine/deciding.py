@@ -156,7 +156,7 @@ def _record_of(run: Run) -> Record:
 
 
 def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
-    """The response that replaces an untrue one of the handler: a call is open or deferred, or rows were rolled back."""
+    """Replaces a response of the handler that is untrue: a call is open or deferred, or rows were rolled back."""
     progress, operation = ending.progress, run.enrolment.operation
     reading = read(run.enrolment.effects, ending, run.policy)
     match decision.settlement:
