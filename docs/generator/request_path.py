@@ -27,7 +27,7 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
         ),
         "The life of a request, as generators": (
             "core.flow core.lazy engine.actions engine.enrolment engine.claiming engine.run engine.serve "
-            "engine.straight engine.admit engine.local engine.request engine.deciding engine.settle "
+            "engine.admit engine.local engine.request engine.deciding engine.settle "
             "engine.capture engine.operation"
         ),
         "The store: statements and rows": (
@@ -76,14 +76,13 @@ FOLLOWED: Final = (
         "{engine.serve:serve}. {runtimes.aio:AsyncRuntime.run} performs the actions that the flow yields."
     ),
     (
-        "{engine.straight:straight} yields `Begin`. {runtimes.aio:AsyncRuntime.begin} calls "
+        "{engine.admit:_locked} yields `Begin`. {runtimes.aio:AsyncRuntime.begin} calls "
         "{databases.postgres.asyncpg:AsyncpgDriver.begin_with}, which sends `BEGIN` and the statement `enter` of "
         "{stores.locks:LockStore.locking} in one message."
     ),
     (
         "{engine.local:enter} decides by what the lock and the record show. If the key is new, the flow stops at "
-        "`INVOKE` with the transaction open. In every other case {engine.admit:_locked} continues from there: a stored "
-        "response or a refusal ends the flow."
+        "`INVOKE` with the transaction open; a stored response or a refusal ends it."
     ),
     (
         "{frameworks.asgi.protect:_run} calls the handler. `op.connection` is an "
@@ -95,8 +94,8 @@ FOLLOWED: Final = (
         "{core.endings:returned} for an ordinary success, else by {core.endings:decide} and its table."
     ),
     (
-        "{engine.straight:straight} commits an ordinary success, and {engine.settle:settle} settles every other end. "
-        "{engine.settle:one_commit_of} takes the statement `seal` from {stores.locks:LockStore.completing_at_commit}. "
+        "{engine.settle:settle} stores the decision: {engine.settle:_one_commit} takes the statement `seal` from "
+        "{stores.locks:LockStore.completing_at_commit}. "
         "{runtimes.aio:AsyncRuntime.commit} calls "
         "{databases.postgres.asyncpg_transactions:AsyncpgTransaction.commit_with}, which sends "
         "`SELECT oncekey.seal(…); COMMIT; …` in one message: the handler's rows and the record, or neither."

@@ -20,7 +20,6 @@ from local.racing import PATIENCE, prepared, race
 from oncekey import wire
 from oncekey.core.model import HOUR, RecordId, Retryable
 from oncekey.core.policy import Policy
-from oncekey.engine.straight import WITHOUT
 from oncekey.testing.claims import a_claim, answered
 
 RACERS = 4
@@ -43,14 +42,9 @@ def left_over(dsn: str, scope: str) -> list[str]:
     return keys
 
 
-@pytest.mark.parametrize("path", ["straight", "flow"])
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg", "def"])
-def test_every_key_has_one_business_row_and_one_answer(
-    way: str, path: str, tables_dsn: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_key_has_one_business_row_and_one_answer(way: str, tables_dsn: str) -> None:
     # F13, F14, R62
-    if path == "flow":
-        monkeypatch.setenv(WITHOUT, "1")  # the racers are processes of their own
     dsn = tables_dsn
     prepared(dsn)
     url, blocking = through("asyncpg" if way == "asyncpg" else "psycopg", dsn), way == "def"

@@ -46,7 +46,7 @@ from oncekey.core.model import (
     Retryable,
     State,
 )
-from oncekey.core.onecommit import Holder, Locked
+from oncekey.core.onecommit import Holder
 from oncekey.core.policy import InProgress, Policy, StoreErrorPolicy
 from oncekey.core.rulings import rule_finished
 from oncekey.engine import local, request
@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from oncekey.core.answers import Answer
     from oncekey.core.flow import Flow
     from oncekey.core.model import Claim, Glimpse, Settlement, Verdict
+    from oncekey.core.onecommit import Locked
     from oncekey.engine import notifying
     from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput
@@ -249,17 +250,12 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
     available at all.
     """
     store, claim, policy = run.store, run.claim, run.policy
-    opened, run.opened = run.opened, None  # in wait mode, the next attempt begins its own transaction
-    found_answer = None if opened is not None else (yield from _answer_without_transaction(run, locks))
+    found_answer = yield from _answer_without_transaction(run, locks)
     if found_answer is not None:
         return found_answer
     look: Locked
-    if isinstance(opened, Locked):
-        look = opened
-    elif run.tx is None:
+    if run.tx is None:
         try:
-            if opened is not None:
-                raise opened
             run.tx, look = yield Begin(locks.locking(run.lock, claim), blocking=run.enrolment.blocking)
         except StoreError:
             found_answer = yield from local.peek(store, locks, run.lock, claim, policy)
@@ -268,11 +264,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
             return found_answer
     else:
         look = yield Execute(run.tx, locks.locking(run.lock, claim))
-    return (yield from _entered(run, locks, local.enter(look, claim, policy)))
-
-
-def _entered(run: Run, locks: Locks, entry: local.Entry) -> Life[Verdict]:
-    """The verdict on the result of lock and read."""
+    entry = local.enter(look, claim, policy)
     match entry:
         case local.LockHeld():
             if run.early_tx_rolled_back:  # it could only read: the handler's rows would be in another transaction
@@ -285,7 +277,7 @@ def _entered(run: Run, locks: Locks, entry: local.Entry) -> Life[Verdict]:
             if locks.one_writer:  # a claim is a separate write, and would wait for this very transaction
                 tx, run.tx, run.early_tx_rolled_back = run.tx, None, run.has_early_tx
                 yield Rollback(tx)
-            return (yield from request.begin(run.store, run.claim, run.policy))
+            return (yield from request.begin(store, claim, policy))
         case Replay() | Refuse():
             return entry
         case _:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from uuid import uuid5
 
 from oncekey.canonical.digests import downstream_key
-from oncekey.core.errors import ConfigurationError, StoreError
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import LONGEST_NAME, Effects, Parcel, ParcelKind
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from oncekey.core.model import Claim, Instant, Lease, Proceed, Record, RecordId, Refuse
     from oncekey.core.onecommit import Lock as KeyLock
-    from oncekey.core.onecommit import Locked
     from oncekey.core.policy import Policy
     from oncekey.engine import notifying, phases
     from oncekey.engine.actions import Life, Tx
@@ -148,7 +147,6 @@ class Run:
         "notifier",
         "now",
         "one_commit",
-        "opened",
         "parcels",
         "phased_run",
         "policy",
@@ -195,8 +193,6 @@ class Run:
         """A claim was sent: after an interruption it may be stored."""
         self.one_commit: LockHeld | None = None
         """Set for LOCAL in one commit. None: the record was claimed first."""
-        self.opened: Locked | StoreError | None = None
-        """The result of the BEGIN with the lock that the straight path sent; `admit` continues from it."""
         self.lease: Lease | None = None
         self.record: Record | None = None
         """The record at the claim; None for a new key in one commit."""

@@ -34,7 +34,6 @@ from oncekey.engine.deciding import answer_to, refused
 from oncekey.engine.request import NO_OUTBOX
 from oncekey.engine.run import Parcels, Run, Site
 from oncekey.engine.settle import settle
-from oncekey.engine.straight import is_straight, straight
 
 if TYPE_CHECKING:
     from oncekey.core.answers import Answer
@@ -43,10 +42,6 @@ if TYPE_CHECKING:
 
 def serve(run: Run) -> Life[Answer | Bypass | None]:
     """Serve one operation. `Bypass`: the route fails open, and its handler runs without protection."""
-    if is_straight(run):
-        answer = yield from straight(run)
-        if run.opened is None:
-            return answer
     verdict = yield from admit(run)
     if run.notifier is not None:
         run.notifier.admitted(verdict)

@@ -91,18 +91,15 @@ NO_ROWS: Final = "oncekey: a success is not stored, because its rows were rolled
 UNKNOWN: Final = "oncekey: the outcome of %(operation)s for %(tenant)s is unknown: %(why)s (digest %(key_digest)s)"
 
 
-def settle(run: Run, decision: Decision, sent: Drop | BaseException | None = None) -> Life[Answer | None]:
-    """Store the decision. After an interruption, read whether the COMMIT happened; write anything else again.
-
-    `sent`: the result or error of the COMMIT, if the straight path has sent it.
-    """
+def settle(run: Run, decision: Decision) -> Life[Answer | None]:
+    """Store the decision. After an interruption, read whether the COMMIT happened; write anything else again."""
     if run.pulse is not None:
         run.pulse.stop()
     tx, settlement = run.tx, decision.settlement
     together = tx is not None and decision.business is Business.COMMIT
     try:
         if together:
-            answer = yield from _together(run, tx, settlement, sent)
+            answer = yield from _together(run, tx, settlement)
         else:
             if tx is not None:
                 yield Rollback(tx)
@@ -128,20 +125,14 @@ def settle(run: Run, decision: Decision, sent: Drop | BaseException | None = Non
     return answer
 
 
-def _together(
-    run: Run, tx: Tx, settlement: Settlement, sent: Drop | BaseException | None = None
-) -> Life[Answer | None]:
+def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
     """Commit the handler's rows and the settlement together; if the settlement is refused, both are rolled back."""
     one_commit = run.one_commit
     try:
-        if isinstance(sent, BaseException):
-            raise sent
-        ended: Keep | Drop = sent or (
-            yield (
-                Commit(tx, _claimed_last(run, settlement))
-                if one_commit is None
-                else one_commit_of(run, tx, one_commit, settlement)
-            )
+        ended: Keep | Drop = yield (
+            Commit(tx, _claimed_last(run, settlement))
+            if one_commit is None
+            else _one_commit(run, tx, one_commit, settlement)
         )
     except CommitAmbiguousError as error:
         _failed(run, error)
@@ -160,7 +151,7 @@ def _together(
         )
         return answer or refused(run, UNAVAILABLE)
     if type(ended) is Keep:
-        note_stored(run, ended.value, settlement)
+        _note_stored(run, ended.value, settlement)
         return None
     if one_commit is None:
         return _record_says(run, ended.value)
@@ -168,7 +159,7 @@ def _together(
     return (yield from _answer_of_record(run)) or refused(run, local.BUSY)
 
 
-def one_commit_of(run: Run, tx: Tx, one_commit: LockHeld, settlement: Settlement) -> Commit:
+def _one_commit(run: Run, tx: Tx, one_commit: LockHeld, settlement: Settlement) -> Commit:
     """The finished record and COMMIT: in one message if the driver supports it and there are no parcels to write."""
     assert isinstance(settlement, _FINAL)
     locks, parcels = run.store.locks, run.parcels.emitted
@@ -230,7 +221,7 @@ def _settle_claimed_alone(run: Run, settlement: Settlement) -> Life[Answer | Non
         yield Later(lambda: _settle_or_keep_evidence(run, lease, settlement), run.policy.deadline.total_seconds())
         return refused(run, UNAVAILABLE) if _did_nothing(run, settlement) else in_doubt(run)
     if settled.ours:
-        note_stored(run, settled, settlement)
+        _note_stored(run, settled, settlement)
         return None
     if _is_untouched(settled, lease):
         match settlement:
@@ -284,7 +275,7 @@ def _store_answer_alone(run: Run, settlement: Completed) -> Life[Answer | None]:
         return refused(run, UNAVAILABLE)
     if not isinstance(answer, Stored):
         return answer_to(run, answer)
-    note_stored(run, answer, settlement)
+    _note_stored(run, answer, settlement)
     return None
 
 
@@ -331,7 +322,7 @@ def _unless_busy(flow: Callable[[], Flow[T]]) -> Life[T]:
     return (yield from flow())
 
 
-def note_stored(run: Run, written: Stored | Settled, settlement: Settlement) -> None:
+def _note_stored(run: Run, written: Stored | Settled, settlement: Settlement) -> None:
     """Note that the record has the handler's outcome."""
     if run.notifier is not None:
         run.notifier.settled(settlement)

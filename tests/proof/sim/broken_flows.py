@@ -102,7 +102,7 @@ def answers_from_memory(run: Run, settled: Settled) -> None:
     return
 
 
-def commits_twice(run: Run, tx: Tx, settlement: Settlement, sent: object = None) -> Life[Answer | None]:
+def commits_twice(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
     """The business commits first, the record afterwards: two transactions where one was promised."""
     if not isinstance(settlement, Completed):
         return (yield from TOGETHER(run, tx, settlement))

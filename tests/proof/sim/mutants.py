@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from oncekey.engine import admit, deciding, local, request, serve, settle, straight
+from oncekey.engine import admit, deciding, local, request, serve, settle
 from oncekey_demo.checker import Rule
 from proof.patching import patched
 from proof.sim import broken_flows as flows
@@ -215,7 +215,7 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "business rows and settlement are two transactions",
         "a crash between the two runs the business again",
         Rule.ONE_EFFECT,
-        _code((settle, "_together", flows.commits_twice), (straight, "TAKEN", False)),
+        _code((settle, "_together", flows.commits_twice)),
     ),
     Mutant(
         "exception_releases",
