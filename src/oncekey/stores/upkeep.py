@@ -1,4 +1,4 @@
-"""Upkeep as flows over named statements: sweeping, reaping, and the list of workers.
+"""Upkeep as flows over named statements: sweeping and reaping.
 
 Each move of a record that was read proves the version that was read. Finished and expired records are moved without
 being read: the statement contains the core's conditions. The audit line of a move is written in the same transaction,
@@ -8,9 +8,8 @@ if it is wanted: both are there, or neither is.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
@@ -19,9 +18,9 @@ from oncekey.core.keys import key_digest
 from oncekey.core.model import Completed, Duration, Instant, Record, State
 from oncekey.core.transitions import Mover, Note, Trigger
 from oncekey.core.upkeep import EXPIRED, START, Expired, Gone, Page, ReapPosition, Run, expired_batch
-from oncekey.ops.stats import Roll, Worker
 from oncekey.stores.rows import response_params, version_proof
 from oncekey.stores.statements import PART_STATEMENTS, Statements, execute, locked_row
+from oncekey.stores.worker_list import WorkerList
 from oncekey.stores.worker_rows import behind, page_of
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ UPKEEP = PART_STATEMENTS["upkeep"]
 
 Noting: TypeAlias = "Callable[[Record], Note] | None"
 """Makes the audit line about a record; None: write none."""
-
-_NO_CALLS: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +69,12 @@ class _Ending:
         )
 
 
-class UpkeepStore:
+class UpkeepStore(WorkerList):
     """The statements of the sweeper and the reaper, in any store that has them."""
 
     def __init__(self, statements: Statements, audit: Audit | None) -> None:
         statements.require(UPKEEP)
-        self._statements = statements
+        super().__init__(statements)
         self._audit = audit
 
     def stale(self, limit: int, after: Record | None = None) -> Flow[Page]:
@@ -148,29 +145,6 @@ class UpkeepStore:
         rows = yield from self._statements.read("live_keys", {"scope": scope, "limit": limit})
         return int(rows[0]["live"])
 
-    def beat(
-        self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = _NO_CALLS
-    ) -> Flow[Instant]:
-        named = {operation: list(names) for operation, names in calls.items()}
-        params: dict[str, Value] = {
-            "name": name,
-            "tasks": json.dumps(list(tasks)),
-            "every": every,
-            "calls": json.dumps(named),
-        }
-        rows = yield from self._statements.write("beat", params)
-        return int(rows[0]["seen_at"])
-
-    def leave(self, name: str) -> Flow[None]:
-        yield from self._statements.write("leave", {"name": name})
-
-    def workers(self) -> Flow[Roll]:
-        rows = yield from self._statements.read("workers", {})
-        return Roll(int(rows[0]["now"]), tuple(_worker(row) for row in rows if row["name"] is not None))
-
-    def forget_workers(self, age: Duration) -> Flow[int]:
-        return len((yield from self._statements.write("forget_workers", {"age": age})))
-
     def _noting(self, seen: Record, noting: Noting) -> Body[None]:
         """Write the line about a move, if it is wanted and there is an audit."""
         if noting is not None and self._audit is not None:
@@ -203,12 +177,6 @@ class UpkeepStore:
         since: dict[str, Value] = {"after_at": -1 if at is None else at, **behind(after)}
         rows = yield from self._statements.read(name, {**params, **since})
         return page_of(rows, self._statements.content)
-
-
-def _worker(row: Row) -> Worker:
-    tasks = tuple(str(name) for name in json.loads(row["tasks"]))
-    calls = {operation: tuple(names) for operation, names in json.loads(row["calls"]).items()}
-    return Worker(row["name"], tasks, int(row["started_at"]), int(row["seen_at"]), int(row["every"]), calls)
 
 
 def _sweeping(seen: Record, to: State) -> str:
