@@ -234,7 +234,7 @@ async def work(url: str, calls: str, die: Callable[[str], None]) -> None:
 
 def _killing(app: Application) -> None:
     """Let the process die between a write and its commit, after the commit, and after the delivery."""
-    put, note, deliver = ParcelStore.putting, settle.note_stored, relay._deliver
+    put, note, deliver = ParcelStore.putting, settle._note_stored, relay._deliver
 
     def putting(*given: Any) -> Any:
         yield from put(*given)
@@ -249,7 +249,7 @@ def _killing(app: Application) -> None:
         app.die("delivered")
         return ended
 
-    ParcelStore.putting, settle.note_stored, relay._deliver = putting, noted, delivered  # type: ignore[method-assign,assignment]
+    ParcelStore.putting, settle._note_stored, relay._deliver = putting, noted, delivered  # type: ignore[method-assign,assignment]
 
 
 def _perform(kind: str, address: str, calls: str, order: dict[str, Any]) -> dict[str, Any]:
