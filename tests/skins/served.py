@@ -16,11 +16,14 @@ from importlib import import_module
 from typing import Any
 
 from oncekey.core.policy import ErrorFormat, Policy
+from oncekey.frameworks import resuming
 from skins.rows import SKINS
 from skins.service import Service
 
 SKIN, STORE, PROVIDER, SOCKET = "SKIN", "SKIN_STORE", "SKIN_PROVIDER", "SKIN_SOCKET"
 ERRORS = "SKIN_ERRORS"
+RESUMED = "SKIN_RESUMED"
+"""The tenant that the application authenticates a worker's request as, whatever `resumed_as` returns."""
 
 POLICY = Policy(
     complete_interval=timedelta(seconds=0.2),
@@ -33,6 +36,8 @@ POLICY = Policy(
 def __getattr__(name: str) -> Any:
     if name not in {"app", "once"}:
         raise AttributeError(name)
+    if RESUMED in os.environ:
+        resuming.resumed_as = lambda _: os.environ[RESUMED]
     skin, url = SKINS[os.environ[SKIN]], os.environ[STORE]
     made = globals()["once"] = skin.once(url, migrate=True, policy=POLICY)  # which Django looks up to make the other
     globals()["app"] = skin.make(Service(made, url, os.environ[PROVIDER]))

@@ -238,11 +238,11 @@ class Stage:
         return len(self.provider.charges())
 
     @contextmanager
-    def worker(self) -> Iterator[None]:
-        """`oncekey worker` for the same application, in a process that serves nobody."""
+    def worker(self, **environment: str) -> Iterator[None]:
+        """`oncekey worker` for the same application, in a separate process."""
         command = [*KEYS, "worker", "--app", "skins.served:once", "--only", "completer,relay"]
         with subprocess.Popen(
-            command, cwd=self.folder, env=self.environment, stdout=self._log, stderr=self._log
+            command, cwd=self.folder, env=self.environment | environment, stdout=self._log, stderr=self._log
         ) as process:
             try:
                 yield

@@ -168,7 +168,7 @@ READING = [
 
 @pytest.mark.parametrize("content", [JSON, FORM, MULTIPART], ids=["json", "form", "multipart"])
 @pytest.mark.parametrize(("make", "ways"), READING)
-def test_a_body_that_middleware_has_read_is_compared(
+def test_a_body_read_by_middleware_is_fingerprinted(
     make: Callable[..., Any], ways: tuple[Any, ...], content: tuple[str, bytes, bytes], tmp_path: Any
 ) -> None:
     # R41
@@ -182,7 +182,7 @@ def test_a_body_that_middleware_has_read_is_compared(
 
 
 @pytest.mark.parametrize("way", ["logged", "body", "form", "stream"])
-def test_a_request_without_a_key_does_not_wait_for_a_body_that_was_read(way: str, tmp_path: Any) -> None:
+def test_a_keyless_request_does_not_wait_for_a_consumed_body(way: str, tmp_path: Any) -> None:
     runs: list[int] = []
     once = Once(f"sqlite:///{tmp_path}/read.db", migrate=True)
     with serving(litestar(once, runs, LOCAL, way)) as port:
@@ -194,7 +194,7 @@ def test_a_request_without_a_key_does_not_wait_for_a_body_that_was_read(way: str
 @pytest.mark.parametrize(
     ("make", "way", "status"), [(starlette, consumes, 500), (fastapi, consumes, 500), (flask, swallowed, 400)]
 )
-def test_a_body_that_middleware_has_consumed_is_a_mistake(
+def test_a_body_consumed_by_middleware_is_rejected(
     make: Callable[..., Any], way: Any, status: int, tmp_path: Any
 ) -> None:
     # two requests that differ in their bodies only would have one fingerprint

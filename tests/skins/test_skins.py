@@ -31,12 +31,14 @@ from oncekey.once.route_report import Protection, route_lines
 from oncekey_check import Address, CheckProfile, Target, check
 from skins.on_asgi import BY_PATH
 from skins.rows import ABILITIES, KILLED_ON_SQLITE, ON_SQLITE, SKINS, TABLE, Skin
+from skins.served import RESUMED
 from skins.service import ITSELF, READER, ROUTES, STEPS, STRANGER, WRITER, Service
 from skins.stage import Stage, new_key, stages
 
 PROVED: set[tuple[str, str]] = set()
 """A line of the table, and an ability that a test runs on it."""
 DENIED: set[tuple[str, str]] = set()
+WRONG_TENANT = "as the tenant 'another', but it belongs to"
 WITHOUT_STATUS = frozenset({"django", "example"})
 """Skins whose application serves no status resource."""
 
@@ -84,7 +86,7 @@ def stage(
 
 
 @proves("INLINE", sqlite=ON_SQLITE)
-def test_a_first_request_and_its_repetition(stage: Stage) -> None:
+def test_a_request_runs_once_and_its_retry_is_replayed(stage: Stage) -> None:
     key, order, before = new_key(), {"item": "tea"}, stage.charges
     first = stage.send("/charges", order, key=key)
     again = stage.send("/charges", order, key=f'"{key}"')
@@ -102,7 +104,7 @@ def test_a_first_request_and_its_repetition(stage: Stage) -> None:
 
 
 @proves("INLINE")
-def test_a_credential_is_not_stored_as_the_name_of_its_tenant(stage: Stage) -> None:
+def test_a_tenant_that_equals_the_credential_is_rejected(stage: Stage) -> None:
     key, order = new_key(), {"item": "tea"}
     assert stage.send("/charges", order, key=key).status == 201
     before = stage.charges
@@ -113,7 +115,7 @@ def test_a_credential_is_not_stored_as_the_name_of_its_tenant(stage: Stage) -> N
 
 
 @proves("INLINE")
-def test_what_is_no_key_is_refused(stage: Stage) -> None:
+def test_invalid_keys_are_rejected_on_every_framework(stage: Stage) -> None:
     before = stage.charges
     missing = stage.send("/charges", {}, key="")
     refused = [stage.send("/charges", {}, key=key) for key in ("short", '""', '"unfinished-and-long', "a" * 256)]
@@ -132,7 +134,7 @@ def test_what_is_no_key_is_refused(stage: Stage) -> None:
 
 
 @proves("chunks")
-def test_a_body_in_chunks_is_compared(stage: Stage) -> None:
+def test_a_chunked_body_is_fingerprinted(stage: Stage) -> None:
     key = new_key()
     whole, same = (
         stage.send("/charges", {"item": "tea"}, key=key),
@@ -143,7 +145,7 @@ def test_a_body_in_chunks_is_compared(stage: Stage) -> None:
 
 
 @proves("INLINE")
-def test_who_may_not_call_is_not_given_an_answer(stage: Stage) -> None:
+def test_unauthorized_callers_receive_no_replay(stage: Stage) -> None:
     # R20, R186, R198
     key = new_key()
     assert stage.send("/charges", {}, key=key).status == 201
@@ -154,7 +156,7 @@ def test_who_may_not_call_is_not_given_an_answer(stage: Stage) -> None:
 
 
 @proves("INLINE")
-def test_while_the_first_request_runs(stage: Stage) -> None:
+def test_duplicates_of_a_running_request_are_rejected(stage: Stage) -> None:
     before = stage.charges
     with stage.held("/charges") as held:
         same = stage.send("/charges", held.order, key=held.key)
@@ -168,7 +170,7 @@ def test_while_the_first_request_runs(stage: Stage) -> None:
 
 
 @proves("INLINE")
-def test_a_status_that_clients_take_for_a_proof_is_not_sent(stage: Stage) -> None:
+def test_inline_statuses_that_imply_no_execution_become_409(stage: Stage) -> None:
     # F5, R101, R113: the charge was made, and the second provider of the handler had enough
     before = stage.charges
     for status in (401, 403, 408, 425, 429):
@@ -180,7 +182,7 @@ def test_a_status_that_clients_take_for_a_proof_is_not_sent(stage: Stage) -> Non
 
 
 @proves("wait")
-def test_who_waits_gets_the_answer(stage: Stage) -> None:
+def test_a_waiting_duplicate_receives_the_response(stage: Stage) -> None:
     # R82
     with stage.held("/waiting") as held:
         waiting = stage.meanwhile("/waiting", held)
@@ -189,7 +191,7 @@ def test_who_waits_gets_the_answer(stage: Stage) -> None:
 
 
 @proves("stream")
-def test_a_stream_is_captured_or_refused(stage: Stage) -> None:
+def test_streams_are_stored_and_endless_ones_rejected(stage: Stage) -> None:
     key, before = new_key(), stage.charges
     first, again = stage.send("/exports", {}, key=key), stage.send("/exports", {}, key=key)
     assert (first.status, first.body[:4], first.body[-6:]) == (201, b"one ", b" three")
@@ -204,7 +206,7 @@ def test_a_stream_is_captured_or_refused(stage: Stage) -> None:
 
 
 @proves("INLINE")
-def test_a_client_that_leaves_finds_its_answer_later(stage: Stage) -> None:
+def test_a_retry_after_a_disconnect_receives_the_response(stage: Stage) -> None:
     before = stage.charges
     left = stage.leave("/charges")
     found = stage.settled("/charges", left.order, left.key)
@@ -224,7 +226,7 @@ def test_a_row_commits_with_its_key(stage: Stage) -> None:
 
 
 @proves("PHASED", sqlite=ON_SQLITE)
-def test_a_payment_is_made_in_steps(stage: Stage) -> None:
+def test_a_phased_payment_runs_its_steps_once(stage: Stage) -> None:
     key, before = new_key(), stage.charges
     first, again = (stage.send("/payments", {}, key=key) for _ in range(2))
     assert (first.status, again.body, again.replayed) == (201, first.body, True), stage.log
@@ -241,7 +243,7 @@ def test_a_payment_is_made_in_steps(stage: Stage) -> None:
 
 
 @proves("OUTBOX", sqlite=ON_SQLITE)
-def test_an_accepted_request_is_answered_by_its_handler(stage: Stage) -> None:
+def test_an_outbox_request_returns_202_until_a_worker_completes_it(stage: Stage) -> None:
     # The first request and each retry get the same 202 until the worker is done, whatever success the handler returns.
     orders = {new_key(): order for order in ({"status": 202}, {"status": 200}, {"status": 201}, {"quiet": True})}
     for key, order in orders.items():
@@ -267,7 +269,7 @@ def test_an_accepted_request_is_answered_by_its_handler(stage: Stage) -> None:
 
 
 @proves("OUTBOX", "resume", one_server=True)
-def test_a_worker_delivers_and_goes_on_without_the_client(stage: Stage) -> None:
+def test_a_worker_delivers_and_resumes_without_the_client(stage: Stage) -> None:
     # R120, R122: kill -9 in a payment, and nobody sends it again before it is done
     paying, key, before = new_key(), new_key(), stage.charges
     promised = stage.send("/transfers", {}, key=key)
@@ -276,6 +278,9 @@ def test_a_worker_delivers_and_goes_on_without_the_client(stage: Stage) -> None:
     order = {"die": "payment_created"}
     ((others,),) = stage.rows(unpaid)  # payments of other tests, whose call is always refused
     stage.dies("/payments", order, paying)
+    assert stage.rows(unpaid) == [(others + 1,)]
+    with stage.worker(**{RESUMED: "another"}):  # R27
+        wait_until(lambda: WRONG_TENANT in stage.log, lambda: stage.log, every=0.05)
     assert stage.rows(unpaid) == [(others + 1,)]
     with stage.worker():
         done = stage.settled("/transfers", {}, key)
@@ -287,7 +292,7 @@ def test_a_worker_delivers_and_goes_on_without_the_client(stage: Stage) -> None:
 
 
 @proves("LOCAL")
-def test_a_row_that_the_commit_refuses_is_no_success(stage: Stage) -> None:
+def test_a_failed_deferred_trigger_returns_500(stage: Stage) -> None:
     # F20: a constraint that the database checks at the COMMIT, after the record was written; every skin says the same
     key, order, rows = new_key(), {"item": "impossible"}, "SELECT id FROM orders WHERE item = 'impossible'"
     stage.rows(
@@ -310,7 +315,7 @@ def test_a_row_that_the_commit_refuses_is_no_success(stage: Stage) -> None:
 
 
 @proves("LOCAL", sqlite=KILLED_ON_SQLITE)
-def test_killed_before_its_commit_and_sent_again(stage: Stage) -> None:
+def test_a_retry_runs_after_a_kill_before_the_commit(stage: Stage) -> None:
     # P1, L1: kill -9 leaves neither a row nor a key that is taken
     rows = "SELECT id FROM orders WHERE item = 'held'"
     with stage.held("/orders") as held:
@@ -325,7 +330,7 @@ def test_killed_before_its_commit_and_sent_again(stage: Stage) -> None:
 
 
 @proves("PHASED", "resume", sqlite=KILLED_ON_SQLITE, one_server=True)
-def test_killed_after_each_step_and_sent_again(stage: Stage) -> None:
+def test_a_retry_resumes_after_a_kill_at_each_step(stage: Stage) -> None:
     # R116, R117, R260: kill -9; what was done is not done again
     before, orders = stage.charges, {step: ({"die": step}, new_key()) for step in STEPS}
     for order, key in orders.values():
@@ -341,7 +346,7 @@ def test_killed_after_each_step_and_sent_again(stage: Stage) -> None:
 
 
 @proves("INLINE")
-def test_the_store_is_down(stage: Stage) -> None:
+def test_a_store_outage_returns_503_on_every_framework(stage: Stage) -> None:
     # R110, R250: closed, and nothing was executed
     key, before = new_key(), stage.charges
     assert stage.proxy is not None
@@ -362,7 +367,7 @@ def test_the_store_is_down(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", stages("INLINE", one_server=True), indirect=True)
-def test_no_promise_is_broken(stage: Stage) -> None:
+def test_the_conformance_tester_reports_no_failures(stage: Stage) -> None:
     url = f"http://127.0.0.1:{stage.port}/orders"
     target = Target(
         address=Address.parse(url),
@@ -397,7 +402,7 @@ def test_the_audit_lists_every_route(stage: Stage) -> None:
 
 
 @proves("OpenAPI", one_server=True)
-def test_every_route_is_described(stage: Stage, tmp_path: Path) -> None:
+def test_the_openapi_command_describes_every_route(stage: Stage, tmp_path: Path) -> None:
     # R228, R229: the command fails where it misses one
     plain = {"openapi": "3.1.0", "info": {"title": "shop", "version": "1"}}
     paths = {route.path: {"post": {"responses": {}}} for route in ROUTES}
@@ -424,7 +429,7 @@ def test_a_body_in_chunks_is_refused(stage: Stage) -> None:
 
 
 @denies("LOCAL", "PHASED", "OUTBOX", "resume")
-def test_what_is_enrolled_by_path_is_inline(name: str, tmp_path: Path) -> None:
+def test_enrolment_by_path_accepts_only_inline(name: str, tmp_path: Path) -> None:
     once, (_,) = made(name, tmp_path)
     for effects in (LOCAL, PHASED, OUTBOX):
         with pytest.raises(ConfigurationError, match="INLINE"):
@@ -433,13 +438,13 @@ def test_what_is_enrolled_by_path_is_inline(name: str, tmp_path: Path) -> None:
 
 
 @denies("OpenAPI")
-def test_routes_that_cannot_be_seen_are_not_described(name: str, tmp_path: Path) -> None:
+def test_opaque_applications_have_no_openapi_document(name: str, tmp_path: Path) -> None:
     _, (app,) = made(name, tmp_path)
     assert (listed(app), document_of(app)) == (None, None)
 
 
 @denies("audit")
-def test_routes_that_cannot_be_seen_are_not_listed(name: str, tmp_path: Path) -> None:
+def test_opaque_applications_have_no_listed_routes(name: str, tmp_path: Path) -> None:
     once, apps = made(name, tmp_path)
     assert route_lines([once], apps) == []
 
@@ -447,7 +452,7 @@ def test_routes_that_cannot_be_seen_are_not_listed(name: str, tmp_path: Path) ->
 # The table
 
 
-def test_the_table_says_what_the_suite_runs() -> None:
+def test_the_framework_table_matches_the_suite() -> None:
     said = {(row, ability): said for row, line in TABLE.items() for ability, said in line["can"].items()}
     assert {row for row, _ in said} == {skin.row for skin in SKINS.values()}
     assert {ability for _, ability in said} == set(ABILITIES)
@@ -455,7 +460,7 @@ def test_the_table_says_what_the_suite_runs() -> None:
     assert {place for place, can in said.items() if not can} == DENIED
 
 
-def test_the_table_names_the_servers_that_serve() -> None:
+def test_the_framework_table_lists_the_tested_servers() -> None:
     served: dict[str, list[str]] = defaultdict(list)
     for skin in SKINS.values():
         served[skin.row].append(server_of(skin))

@@ -37,7 +37,7 @@ def lost(stage: Stage, path: str) -> tuple[dict[str, str], str]:
     return order, key
 
 
-def test_a_worker_that_is_ended_by_gunicorn_for_its_time(tmp_path: Path, provider: Provider) -> None:
+def test_a_gunicorn_worker_timeout_settles_its_request(tmp_path: Path, provider: Provider) -> None:
     # Over --timeout a sync worker raises SystemExit in the handler: it is settled by its effects, and goes on
     with staged("flask-sync", tmp_path, provider, *IMPATIENT) as stage:
         before = stage.charges
@@ -65,7 +65,7 @@ def test_gunicorn_waits_for_a_handler_when_it_is_stopped(name: str, tmp_path: Pa
     assert (again.body, again.replayed) == (reply.body, True)
 
 
-def test_waitress_does_not_wait_and_leaves_what_a_crash_leaves(tmp_path: Path, provider: Provider) -> None:
+def test_stopping_waitress_leaves_a_record_that_can_be_retried(tmp_path: Path, provider: Provider) -> None:
     with staged("wsgi", tmp_path, provider) as stage:
         with stage.held("/orders") as held:
             os.kill(stage.pid, signal.SIGTERM)
@@ -80,7 +80,7 @@ def test_waitress_does_not_wait_and_leaves_what_a_crash_leaves(tmp_path: Path, p
 
 
 @pytest.mark.parametrize("name", ["flask-sync", "flask-gthread", "wsgi"])
-def test_a_client_that_leaves_in_the_middle_of_a_stream(name: str, tmp_path: Path, provider: Provider) -> None:
+def test_a_wsgi_stream_is_stored_if_the_client_disconnects(name: str, tmp_path: Path, provider: Provider) -> None:
     # The stream was drawn and settled before its first byte was sent: who hangs up then cuts off nothing
     with staged(name, tmp_path, provider) as stage:
         key = new_key()
@@ -94,7 +94,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream(name: str, tmp_path: Pat
     assert again.body.count(b" ") == 20002
 
 
-def test_a_thread_remembers_nothing_of_the_request_before(tmp_path: Path, provider: Provider) -> None:
+def test_a_server_thread_keeps_no_state_between_requests(tmp_path: Path, provider: Provider) -> None:
     # One thread serves everybody: after a refusal, an error and an answer it is as it was
     with staged("flask-gthread", tmp_path, provider, "--workers", "1", "--threads", "1") as stage:
         key = new_key()

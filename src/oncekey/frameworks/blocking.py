@@ -17,6 +17,7 @@ import inspect
 import io
 import logging
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, Required, TypedDict, TypeVar
 
 from oncekey.core.answers import Answer
@@ -76,7 +77,7 @@ class ThreadOptions(TypedDict, total=False):
 
 
 class WsgiOptions(ThreadOptions, total=False):
-    """The same for a plain WSGI application, which can be protected by path."""
+    """How to protect a plain WSGI application, whose handlers can also be protected by path."""
 
     enrol: Mapping[str, Enrolment] | None
 
@@ -185,7 +186,11 @@ class Threads(ApplicationShared):
         bind_to, principal = policy.bind_to, None
         if self._principal is not None and (named or bind_to is BindTo.PRINCIPAL):
             principal = self._principal(asked.shown)
-        return Caller(self._tenant(asked.shown), principal, asked.token if bind_to is BindTo.TOKEN else None)
+        return Caller(self.tenant_of(asked), principal, asked.token if bind_to is BindTo.TOKEN else None)
+
+    def tenant_of(self, asked: HttpRequest) -> str:
+        """The tenant, as the application's function identifies it."""
+        return self._tenant(asked.shown)
 
     def resource(self, asked: HttpRequest, path: str) -> Answer | None:
         """The response to a GET of one of oncekey's own paths; None for other paths."""
@@ -251,7 +256,7 @@ class BlockingExchange:
     # Called by the handler.
 
     def enter(self, enrolment: Enrolment) -> None:
-        """Claim before the application runs: its start of execution is not visible, so it counts from here."""
+        """Claim before the application runs: the handler's start is not visible, so it counts as called from now on."""
         self._called = True
         if self.echo is not None:
             self._claim(enrolment)
@@ -266,7 +271,7 @@ class BlockingExchange:
         name: str | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401  (what its framework takes for an answer)
+    ) -> Any:  # noqa: ANN401  (a response of its framework)
         """Call a protected handler, unless a stored response or a refusal replaces it."""
         if enrolment.owner is not self.threads.engines:
             raise RuntimeError(NOT_INSTALLED.format(operation=enrolment.operation))
@@ -361,7 +366,10 @@ class BlockingExchange:
     def _claim_of(self, parts: Parts, enrolment: Enrolment) -> Claim | Refuse:
         resumption = self.asked.resumption
         if resumption is not None:
-            return resumption.claim(enrolment.policy)
+            tenant = None
+            with suppress(Exception):  # an application need not identify a worker's request
+                tenant = self.threads.tenant_of(self.asked)
+            return resumption.claim(enrolment.policy, tenant)
         caller = self.threads.caller_of(self.asked, enrolment.policy, named=enrolment.completes)
         assert self.echo is not None
         return claim_of([self.echo], parts, enrolment, caller, keep_headers=self.threads.kept_headers)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import io
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 from wsgiref.util import setup_testing_defaults
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Claim, Record
 from oncekey.core.policy import Policy, micros
+from oncekey.core.scope import parts_of
 from oncekey.engine import claiming
 from oncekey.engine.kept_request import about_of, from_stored
 from oncekey.frameworks.shared import RESUMPTION
@@ -23,6 +26,14 @@ if TYPE_CHECKING:
     from oncekey.frameworks.asgi import App, Message, Receive, Scope, Send
 
 
+log = logging.getLogger("oncekey")
+
+WRONG_TENANT: Final = (
+    "a worker's request was authenticated as the tenant {tenant!r}, but it belongs to {owner!r}: "
+    "oncekey.resumed_as(request) returns the result of the `principal` function, so look up that principal's tenant"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Resumption:
     """The record that is resumed, and the principal it is resumed as."""
@@ -30,9 +41,20 @@ class Resumption:
     record: Record
     principal: str
 
-    def claim(self, policy: Policy) -> Claim:
-        """The claim of a completer: the record's own fields, with a new owner."""
+    def claim(self, policy: Policy, tenant: object = None) -> Claim:
+        """The claim of a completer: the record's own fields, with a new owner.
+
+        `tenant` is the tenant that the application authenticated the request as, if it did.
+
+        Raises:
+            ConfigurationError: It is not the record's tenant, so the handler would run for another one.
+        """
         record = self.record
+        owner = parts_of(record.id.scope)[1:2]
+        if tenant and owner and tenant != owner[0]:
+            wrong = WRONG_TENANT.format(owner=owner[0], tenant=tenant)
+            log.error("oncekey: %s", wrong)  # some frameworks drop the exception's text
+            raise ConfigurationError(wrong)
         return Claim(
             id=record.id,
             incarnation=record.incarnation,

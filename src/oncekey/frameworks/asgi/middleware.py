@@ -48,6 +48,7 @@ from oncekey.frameworks.asgi.requests import (
     current,
     enclosing,
     enrolment_of,
+    identified,
     passage_of,
     read_claim_input,
     send_answer,
@@ -70,7 +71,7 @@ else:
 
 
 SEND_PATIENCE = 2.0
-"""Seconds for which a cancelled request tries to send its response: the server may accept no message any more."""
+"""Seconds for which a cancelled request tries to send its response: the server may no longer accept messages."""
 
 
 class Exchange:
@@ -191,7 +192,10 @@ class Exchange:
         installation, transaction = self.installation, self.transaction
         resumption: Resumption | None = self.scope.get(RESUMPTION)
         if resumption is not None:
-            claim = resumption.claim(enrolment.policy)
+            tenant = None
+            with suppress(Exception):  # an application need not identify a worker's request
+                tenant = await identified(installation.tenant(self.scope))
+            claim = resumption.claim(enrolment.policy, tenant)
         else:
             claim_input = await read_claim_input(
                 installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
@@ -282,7 +286,7 @@ class Exchange:
             return False
         if is_inner(error, self.ended.began):
             return False
-        log.error("oncekey: a dependency could not be lent a transaction: %s", type(error).__name__)
+        log.error("oncekey: a transaction could not be opened for a dependency: %s", type(error).__name__)
         self.installation.failed("lend", error)
         await self._deliver(self._refusal(UNAVAILABLE, enrolment_of(self.scope, self.installation.engines)))
         return True
@@ -407,7 +411,7 @@ class Exchange:
 log = logging.getLogger("oncekey")
 
 KEY_FIELD = b"idempotency-key"
-# With these, a server would get a file instead of bytes, or the end of a response later, which cannot be stored.
+# With these extensions the server would get a file instead of bytes, or the end of the response later.
 WITHHELD_EXTENSIONS = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 
 
