@@ -262,7 +262,6 @@ def site(alias: str) -> tuple[Once, list]:
         def get(self, request):
             return HttpResponse(b"things")
 
-    @csrf_exempt
     @once.protect(effects=PHASED, operation="payments", complete=True)
     def payments(request, op: SyncOperation):
         asked = said(request)
@@ -352,7 +351,6 @@ def site(alias: str) -> tuple[Once, list]:
                 return response
         return JsonResponse({"item": order.item}, status=201)
 
-    @csrf_exempt
     @once.protect(effects=PHASED, operation="apayments", complete=True)
     async def apayments(request, op: Operation):
         asked = said(request)
@@ -531,13 +529,15 @@ def site(alias: str) -> tuple[Once, list]:
         path("upload", upload),
         path("upload-exempt", csrf_exempt(upload)),
         path("things", csrf_exempt(Things.as_view())),
-        path("payments", payments),
+        path("payments", csrf_exempt(payments)),
+        path("payments-of-forms", payments),
         path("inline", inline),
         path("shipments", shipments),
         path("legacy/<int:number>", legacy),
         path("private", private),
         path("aorders", aorders),
-        path("apayments", apayments),
+        path("apayments", csrf_exempt(apayments)),
+        path("apayments-of-forms", apayments),
         path("ainline", ainline),
         path("exports", exports),
         path("aexports", aexports),

@@ -51,7 +51,7 @@ def test_an_async_view_commits_with_its_key(alias: str) -> None:
 
 
 @pytest.mark.parametrize(("does", "status"), [("raise", 500), ("missing", 404), ("refuse", 409), ("set_rollback", 500)])
-def test_how_an_async_view_ends(alias: str, does: str, status: int) -> None:
+def test_exception_or_status_decides_an_async_views_commit(alias: str, does: str, status: int) -> None:
     async def work():
         return await apost("/aorders", {"item": "tea", "does": does})
 
@@ -83,7 +83,7 @@ def test_def_views_are_served_by_asgi_too(alias: str) -> None:
     assert sold() == ["tea", "tea"]
 
 
-def test_atomic_requests_under_asgi(postgres: str) -> None:
+def test_atomic_requests_work_under_asgi(postgres: str) -> None:
     from django.db import connections
 
     connections.settings[postgres]["ATOMIC_REQUESTS"] = True
@@ -110,7 +110,7 @@ def test_streams_of_async_views_are_drained(alias: str) -> None:
     assert replayed(again)
 
 
-def test_async_views_without_a_key(alias: str) -> None:
+def test_async_views_accept_requests_without_a_key(alias: str) -> None:
     async def work():
         plain = await apost("/aoptional", key=None)
         failed = await apost("/aoptional", {"item": "lost", "does": "raise"}, key=None)
@@ -122,14 +122,14 @@ def test_async_views_without_a_key(alias: str) -> None:
     assert (sold(), stored(alias)) == (["milk", "tea"], 1)
 
 
-def test_a_key_that_is_missing(alias: str) -> None:
+def test_an_async_view_rejects_a_missing_key(alias: str) -> None:
     async def work():
         return await apost("/aorders", key=None)
 
     assert in_loop(work).json()["code"] == "idempotency_key_missing"
 
 
-def test_async_views_under_wsgi(alias: str) -> None:
+def test_async_views_are_served_under_wsgi(alias: str) -> None:
     key = new_key()
     first, again = post("/aorders", key=key), post("/aorders", key=key)
     assert (first.status_code, replayed(again), sold()) == (201, True, ["tea"])

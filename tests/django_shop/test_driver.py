@@ -69,7 +69,7 @@ class TestSqliteInARequest(InARequest):
     store = SqliteStore
 
 
-class TestPostgresBesideRequests(TakingOver, Renewing, HandingBack, Sweeping, Racing):
+class TestPostgresOutsideRequests(TakingOver, Renewing, HandingBack, Sweeping, Racing):
     """On connections of its own, from the threads of an event loop: what workers do, and races."""
 
     @pytest.fixture
@@ -92,14 +92,14 @@ def pid_of(driver) -> int:
     return driver.run(asked("SELECT pg_backend_pid() AS pid"))[0]["pid"]
 
 
-def test_a_database_is_what_once_borrows(project: None) -> None:
+def test_a_django_database_is_a_borrowed_engine(project: None) -> None:
     for alias, dialect in (("default", "postgresql"), ("lite", "sqlite")):
         database = Database(alias)
         assert isinstance(database, Borrowed)
         assert (database.dialect, database.title) == (dialect, f"Django's database '{alias}'")
 
 
-def test_whose_connection_is_used(postgres: str) -> None:
+def test_the_driver_uses_djangos_connection_only_in_a_request(postgres: str) -> None:
     driver = Database().driver()
     with connections["default"].cursor() as cursor:
         cursor.execute("SELECT pg_backend_pid()")
@@ -128,7 +128,7 @@ def test_the_first_request_of_a_process_needs_one_connection(
     assert post("/orders").status_code == 201
 
 
-def test_connections_of_other_threads_are_closed_as_django_closes_its_own(postgres: str) -> None:
+def test_conn_max_age_closes_connections_of_other_threads(postgres: str) -> None:
     driver, seen = Database().driver(), []
     threads = [threading.Thread(target=lambda: seen.append(pid_of(driver))) for _ in range(3)]
     for thread in threads:
@@ -144,7 +144,7 @@ def test_connections_of_other_threads_are_closed_as_django_closes_its_own(postgr
     wait_until(gone, "a connection stayed open although CONN_MAX_AGE is 0")
 
 
-def test_a_forked_process_has_connections_of_its_own(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_django_process_opens_its_own_connections(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
     driver = Database().driver()
     own = pid_of(driver)
@@ -164,7 +164,7 @@ def test_a_forked_process_has_connections_of_its_own(postgres: str, monkeypatch:
     driver.close()
 
 
-def test_errors_are_the_stores_own(alias: str) -> None:
+def test_missing_tables_raise_schema_error(alias: str) -> None:
     driver = Database(alias).driver()
     with pytest.raises(SchemaError, match="oncekey migrate up"):
         driver.run(asked("SELECT * FROM oncekey_nothing"))
@@ -174,7 +174,7 @@ def test_errors_are_the_stores_own(alias: str) -> None:
     driver.close()
 
 
-def test_a_server_that_is_not_there(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_raises_store_unavailable(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["default"], "PORT", "1")
     connections.close_all()
     driver = Database().driver()
@@ -185,7 +185,7 @@ def test_a_server_that_is_not_there(postgres: str, monkeypatch: pytest.MonkeyPat
     assert not connections["default"].in_atomic_block
 
 
-def test_a_writer_that_is_at_work_is_waited_for_and_then_told(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_sqlite_database_returns_503_after_its_timeout(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Pitfall 15: IMMEDIATE waits at its BEGIN
     options = {"transaction_mode": "IMMEDIATE", "timeout": 0.05}
     monkeypatch.setitem(connections.settings["lite"], "OPTIONS", options)
@@ -200,7 +200,7 @@ def test_a_writer_that_is_at_work_is_waited_for_and_then_told(lite: str, monkeyp
     connections.close_all()
 
 
-def test_a_file_that_was_deleted_or_replaced_takes_nothing_until_it_is_opened_anew(lite: str, tmp_path: Path) -> None:
+def test_a_replaced_sqlite_file_returns_503_until_reopened(lite: str, tmp_path: Path) -> None:
     path = Path(connections.settings["lite"]["NAME"])
     with closing(sqlite3.connect(path)) as file:
         file.execute("PRAGMA journal_mode = WAL")
@@ -219,7 +219,7 @@ def test_a_file_that_was_deleted_or_replaced_takes_nothing_until_it_is_opened_an
     assert sold() == [*kept, "tea"]
 
 
-def test_a_record_is_written_as_the_sessions_user(postgres: str) -> None:
+def test_the_record_is_written_with_the_session_role(postgres: str) -> None:
     """A view that acts as another role for its transaction, which may not write the key's record."""
     token = current.set(object())
     driver = Database("default").driver()
@@ -259,7 +259,7 @@ def test_a_database_of_another_kind_is_refused(project: None, monkeypatch: pytes
         Database("lite").dialect  # noqa: B018  (it is asked)
 
 
-def test_async_functions_have_no_transaction_of_djangos(postgres: str) -> None:
+def test_async_local_functions_are_rejected_in_django(postgres: str) -> None:
     from oncekey.django import Once
 
     once = Once(tenant=SINGLE_TENANT, survey=False)
@@ -275,7 +275,7 @@ def test_async_functions_have_no_transaction_of_djangos(postgres: str) -> None:
         asyncio.run(work())
 
 
-def test_functions_write_in_the_transaction_of_their_key(postgres: str) -> None:
+def test_django_functions_commit_rows_with_their_key(postgres: str) -> None:
     from django_shop.models import Order
     from oncekey.django import Once
 
@@ -314,7 +314,7 @@ def _dsn() -> str:
 
 
 @pytest.mark.parametrize("atomic_requests", [False, True])
-def test_a_commit_whose_reply_is_lost_is_asked_after(proxy: Proxy, *, atomic_requests: bool) -> None:
+def test_a_django_commit_with_a_lost_reply_is_verified(proxy: Proxy, *, atomic_requests: bool) -> None:
     # P7: committed it is, and so the client is told
     connections.settings["default"]["ATOMIC_REQUESTS"] = atomic_requests
     key = new_key()
@@ -325,7 +325,7 @@ def test_a_commit_whose_reply_is_lost_is_asked_after(proxy: Proxy, *, atomic_req
     assert (sold(), stored("default")) == (["tea", "warm"], 2)
 
 
-def test_a_commit_that_never_arrived_is_not_believed(proxy: Proxy) -> None:
+def test_a_lost_django_commit_returns_503_and_rolls_back(proxy: Proxy) -> None:
     key = new_key()
     lost = proxy.lose_request(COMMIT)
     response = post("/orders", key=key)

@@ -76,21 +76,21 @@ def by_asgi(alias: str, way: Way) -> tuple[list[int], list[str], int]:
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("served", [by_wsgi, by_asgi])
-def test_the_guard_goes_with_the_request_however_it_ends(alias: str, served, way: Way) -> None:
+def test_the_transaction_guard_is_removed_after_every_request(alias: str, served, way: Way) -> None:
     statuses, others, following = served(alias, way)
     assert (statuses, others, following) == ([500, 500], ["fine", "fine"], 201)
     assert sold() == ["next", "plain", "plain"]
 
 
 @pytest.mark.parametrize("way", [WAYS["returned"], WAYS["raised"]], ids=["returned", "raised"])
-def test_the_guard_goes_under_atomic_requests_too(atomic: bool, way: Way) -> None:
+def test_the_transaction_guard_is_removed_with_atomic_requests(atomic: bool, way: Way) -> None:
     assert by_wsgi("default", way) == ([500, 500], ["fine", "fine"], 201)
 
 
 @pytest.mark.parametrize(
     ("does", "wanted"), [("left_open", ExecutionFailedError), ("left_open_and_raise", ZeroDivisionError)]
 )
-def test_the_guard_goes_with_a_function(alias: str, does: str, wanted: type[Exception]) -> None:
+def test_the_transaction_guard_is_removed_after_a_function(alias: str, does: str, wanted: type[Exception]) -> None:
     from django_shop import on_default, on_lite
     from django_shop.models import Order
     from django_shop.site import behave

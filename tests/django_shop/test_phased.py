@@ -19,7 +19,7 @@ def charges() -> list[str]:
 
 
 @pytest.mark.parametrize("path", ["/payments", "/apayments"])
-def test_a_retry_goes_on_after_the_last_step(alias: str, path: str) -> None:
+def test_a_retry_resumes_a_django_view_after_its_last_step(alias: str, path: str) -> None:
     from django_shop.site import world
 
     connections.settings[alias]["ATOMIC_REQUESTS"] = alias == "default" and path == "/payments"
@@ -31,7 +31,7 @@ def test_a_retry_goes_on_after_the_last_step(alias: str, path: str) -> None:
     assert (len(world.charges), charges()) == (1, ["ch_1"])
 
 
-def test_a_call_that_was_not_made_may_be_made_later(alias: str) -> None:
+def test_a_django_call_that_was_not_executed_can_be_retried(alias: str) -> None:
     from django_shop.site import world
 
     key = new_key()
@@ -56,7 +56,7 @@ def worked(once) -> tuple[int, int]:
     return done.done, done.failed
 
 
-def test_an_outbox_and_its_worker(alias: str) -> None:
+def test_a_worker_completes_an_outbox_view(alias: str) -> None:
     from django_shop import on_default, on_lite
 
     once = (on_default if alias == "default" else on_lite).once
@@ -69,9 +69,9 @@ def test_an_outbox_and_its_worker(alias: str) -> None:
     assert (again.json(), replayed(again)) == ({"shipped": "tea"}, True)
 
 
-@pytest.mark.parametrize("path", ["/payments", "/apayments"])
-def test_a_worker_goes_on_without_the_client(alias: str, path: str) -> None:
-    # R-resume: the request is sent through the project by itself, with its middleware.
+@pytest.mark.parametrize("path", ["/payments", "/apayments", "/payments-of-forms", "/apayments-of-forms"])
+def test_a_worker_resumes_a_phased_django_view(alias: str, path: str) -> None:
+    # The request is sent through the project and its middleware, which checks CSRF tokens of views for forms.
     from django_shop import on_default, on_lite
 
     once = (on_default if alias == "default" else on_lite).once

@@ -33,11 +33,11 @@ def messages(**changed: Any) -> list[str]:
         return [f"{one.id}: {one.msg}" for one in checks()]
 
 
-def test_a_sound_project_has_nothing_to_mend(alias: str) -> None:
+def test_a_valid_project_has_no_check_messages(alias: str) -> None:
     assert messages() == []
 
 
-def test_the_middleware_is_last_and_there_once(postgres: str) -> None:
+def test_a_misplaced_middleware_fails_the_check(postgres: str) -> None:
     ours = "oncekey.django.Middleware"
     other = "django.middleware.common.CommonMiddleware"
     for placed in ([ours, other], [other], [ours, ours]):
@@ -45,13 +45,13 @@ def test_the_middleware_is_last_and_there_once(postgres: str) -> None:
         assert said.startswith("oncekey.E002: 'oncekey.django.Middleware' must be in MIDDLEWARE exactly once")
 
 
-def test_the_setting_names_a_once_of_django(postgres: str) -> None:
+def test_an_invalid_oncekey_setting_fails_the_check(postgres: str) -> None:
     assert messages(ONCEKEY=None)[0].startswith("oncekey.E001: settings.ONCEKEY is missing")
     assert "does not define" in messages(ONCEKEY="django_shop.site.nothing")[0]
     assert "not an oncekey.django.Once" in messages(ONCEKEY="django_shop.site.site")[0]
 
 
-def test_an_alias_that_is_not_there(project: None) -> None:
+def test_an_unknown_database_alias_is_rejected(project: None) -> None:
     from oncekey.django import Database, Once
 
     with pytest.raises(
@@ -67,7 +67,7 @@ def check_of(monkeypatch: pytest.MonkeyPatch, once: Any) -> list[str]:
     return messages()
 
 
-def test_a_missing_tenant_and_a_url_beside_the_database(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tenant_and_separate_store_fail_the_check(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from oncekey.django import Once
 
     once = Once("sqlite:///beside.db")
@@ -83,14 +83,14 @@ def test_a_missing_tenant_and_a_url_beside_the_database(postgres: str, monkeypat
     assert stepping.startswith("oncekey.W003: stepping has effects=PHASED, but keys are stored over another connection")
 
 
-def test_phased_and_sqlite_under_atomic_requests(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_phased_views_with_atomic_requests_fail_the_check(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["default"], "ATOMIC_REQUESTS", True)
     (said,) = messages()
     assert said.startswith("oncekey.E006: wrapped has effects=PHASED and commits by itself, but ATOMIC_REQUESTS")
     assert 'name="dispatch"' in said
 
 
-def test_local_views_of_classes_on_sqlite_under_atomic_requests(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_class_views_with_atomic_requests_fail_the_check(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["lite"], "ATOMIC_REQUESTS", True)
     said = messages()
     assert len(said) > 3
@@ -98,25 +98,25 @@ def test_local_views_of_classes_on_sqlite_under_atomic_requests(lite: str, monke
     assert not any(one.startswith("oncekey.E006: orders ") for one in said)
 
 
-def test_sqlite_begins_with_a_lock(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqlite_without_immediate_transactions_warns(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Pitfall 15
     monkeypatch.setitem(connections.settings["lite"], "OPTIONS", {})
     (said,) = messages()
     assert said.startswith("oncekey.W001: the SQLite database 'lite' begins transactions without a lock")
 
 
-def test_the_pages_look_where_the_keys_are(lite: str) -> None:
+def test_a_wrong_oncekey_database_setting_is_reported(lite: str) -> None:
     (said,) = messages(ONCEKEY_DATABASE="default")
     assert said.endswith("set ONCEKEY_DATABASE = 'lite'")
 
 
-def test_psycopg2_is_warned_of(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_warns_about_psycopg2(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections["default"], "Database", type("Module", (), {"__name__": "psycopg2"})())
     (said,) = messages()
     assert said.startswith("oncekey.W002: the database 'default' uses psycopg2")
 
 
-def test_autocommit_is_left_alone(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_autocommit_fails_the_check(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections.settings["default"], "AUTOCOMMIT", False)
     assert any(one.startswith("oncekey.E005") for one in messages())
 
@@ -124,7 +124,7 @@ def test_autocommit_is_left_alone(postgres: str, monkeypatch: pytest.MonkeyPatch
 # Migrations
 
 
-def test_djangos_migrations_make_all_tables(project: None) -> None:
+def test_django_migrations_create_all_tables(project: None) -> None:
     # A released migration of Django's is not edited: the last one that makes tables counts, whichever file that is.
     from oncekey.django import migrations
     from oncekey.django.models import MakeTables
@@ -139,14 +139,14 @@ def test_djangos_migrations_make_all_tables(project: None) -> None:
     }
 
 
-def test_nothing_is_left_to_be_migrated(postgres: str) -> None:
+def test_makemigrations_detects_no_changes(postgres: str) -> None:
     out = io.StringIO()
     call_command("makemigrations", "oncekey", check=True, dry_run=True, stdout=out)
     assert "No changes detected" in out.getvalue()
     call_command("migrate", "oncekey", database="default", verbosity=0)
 
 
-def test_tables_that_are_there_already_stay(postgres: str) -> None:
+def test_django_migrations_keep_existing_tables(postgres: str) -> None:
     # who ran `oncekey migrate up` before
     key = new_key()
     post("/orders", key=key)
@@ -169,7 +169,7 @@ def manage(tmp_path: Path, *args: str, database: str | None = None, **more: str)
     return subprocess.run(command, env=environ | more, capture_output=True, text=True, check=False, timeout=120)
 
 
-def test_the_command_knows_the_project(tmp_path: Path, postgres_dsn: str) -> None:
+def test_the_management_command_uses_the_projects_database(tmp_path: Path, postgres_dsn: str) -> None:
     # on SQLite tests/docs runs these commands, as the guide has them
     database = postgres_dsn
     assert manage(tmp_path, "migrate", "--run-syncdb", database=database).returncode == 0
@@ -185,14 +185,14 @@ def test_the_command_knows_the_project(tmp_path: Path, postgres_dsn: str) -> Non
     assert manage(tmp_path, "check", database=database).returncode == 0
 
 
-def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+def test_the_management_command_reports_errors_without_traceback(tmp_path: Path) -> None:
     assert "no such" in manage(tmp_path, "oncekey", "nonsense").stderr.lower()
     missing = manage(tmp_path, "oncekey", "keys", "list")
     assert missing.returncode != 0
     assert "Traceback" not in missing.stderr
 
 
-def test_a_request_before_the_migrations_logs_the_command_that_is_missing(
+def test_missing_django_migrations_log_the_command_to_run(
     lite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from oncekey.django import Database, Once
@@ -240,7 +240,7 @@ def test_every_route_is_listed_with_its_protection(postgres: str) -> None:
     assert not any("format" in name or "admin" in name or "idempotency-keys" in name for name in found)
 
 
-def test_the_audit_looks_into_django(tmp_path: Path) -> None:
+def test_the_audit_command_covers_django_routes(tmp_path: Path) -> None:
     said = manage(tmp_path, "oncekey", "routes", "--json")
     assert said.returncode == 1, said.stderr
     items = {f"{one['method']} {one['path']}": one for one in json.loads(said.stdout)["items"]}
@@ -248,7 +248,7 @@ def test_the_audit_looks_into_django(tmp_path: Path) -> None:
     assert manage(tmp_path, "oncekey", "audit").returncode == 1
 
 
-def test_openapi_of_drf_spectacular_names_the_key(postgres: str) -> None:
+def test_drf_spectacular_openapi_documents_the_key(postgres: str) -> None:
     document = json.loads(Client().get("/schema", headers={"Accept": "application/vnd.oai.openapi+json"}).content)
     validate(document)
     pay = document["paths"]["/rest/orders/{id}/pay/"]["post"]
@@ -262,7 +262,7 @@ def test_openapi_of_drf_spectacular_names_the_key(postgres: str) -> None:
 # Administrators
 
 
-def test_administrators_look_and_change_nothing(postgres: str) -> None:
+def test_the_django_admin_pages_are_read_only(postgres: str) -> None:
     from django.contrib.auth.models import User
 
     from oncekey.django.models import Record
@@ -287,7 +287,7 @@ def test_administrators_look_and_change_nothing(postgres: str) -> None:
     assert sold() == ["inline", "tea"]
 
 
-def test_what_is_phased_is_taken_out_of_atomic_requests(postgres: str) -> None:
+def test_phased_views_are_excluded_from_atomic_requests(postgres: str) -> None:
     from django_shop import on_default
 
     enrolled = on_default.once.enrolled

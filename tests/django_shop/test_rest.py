@@ -17,7 +17,7 @@ def test_a_view_set_creates_once(atomic: bool) -> None:
 
 
 @pytest.mark.parametrize("path", ["/rest/bookings", "/rest/by-function"])
-def test_api_views_of_both_kinds(alias: str, path: str) -> None:
+def test_function_and_class_api_views_are_replayed(alias: str, path: str) -> None:
     # Pitfall 2: `@api_view` keeps its function in a closure.
     connections.settings[alias]["ATOMIC_REQUESTS"] = alias == "default"
     key = new_key()
@@ -26,27 +26,27 @@ def test_api_views_of_both_kinds(alias: str, path: str) -> None:
     assert sold() == ["tea"]
 
 
-def test_who_is_nobody_is_turned_away_before_any_look_up(atomic: bool) -> None:
+def test_rest_authentication_runs_before_the_lookup(atomic: bool) -> None:
     key = new_key()
     assert post("/rest/bookings", key=key).status_code == 201
     stranger = post("/rest/bookings", key=key, by="")
     assert (stranger.status_code, replayed(stranger)) == (401, False)
 
 
-def test_throttles_come_before_the_look_up_and_count_repetitions(postgres: str) -> None:
+def test_throttles_run_before_the_lookup_and_count_replays(postgres: str) -> None:
     key = new_key()
     first, again, throttled = (post("/rest/rare", key=key) for _ in range(3))
     assert (first.status_code, replayed(again)) == (201, True)
     assert (throttled.status_code, replayed(throttled), sold()) == (429, False, ["tea"])
 
 
-def test_the_tenant_is_whom_rest_framework_authenticated(postgres: str) -> None:
+def test_the_tenant_is_the_rest_framework_user(postgres: str) -> None:
     key = new_key()
     assert post("/rest/by-function", key=key, by="ann").json()["by"] == "ann"
     assert post("/rest/by-function", key=key, by="bob").json()["by"] == "bob"
 
 
-def test_a_permission_that_was_lost_is_asked_for_before_the_claim(atomic: bool) -> None:
+def test_object_permissions_are_checked_before_a_replay(atomic: bool) -> None:
     # R198: `get_object()` checks it, which the handler does after the claim.
     from django_shop.site import world
 
@@ -57,7 +57,7 @@ def test_a_permission_that_was_lost_is_asked_for_before_the_claim(atomic: bool) 
     assert post(f"/rest/orders/{number}/pay/", {}, key=key).status_code == 403
 
 
-def test_a_hook_of_ones_own_is_asked_before_the_claim(postgres: str) -> None:
+def test_a_custom_authorization_hook_runs_before_a_replay(postgres: str) -> None:
     from django_shop.site import world
 
     key = new_key()
@@ -66,7 +66,7 @@ def test_a_hook_of_ones_own_is_asked_before_the_claim(postgres: str) -> None:
     assert post("/rest/authorised", {}, key=key).status_code == 403
 
 
-def test_a_repeated_delete_is_answered_although_nothing_is_left(atomic: bool) -> None:
+def test_a_retried_delete_is_replayed_after_the_object_is_gone(atomic: bool) -> None:
     number, key = post("/rest/orders/").json()["id"], new_key()
     first = post(f"/rest/orders/{number}/", {}, key=key, method="delete")
     again = post(f"/rest/orders/{number}/", {}, key=key, method="delete")
@@ -75,7 +75,7 @@ def test_a_repeated_delete_is_answered_although_nothing_is_left(atomic: bool) ->
     assert (other.status_code, replayed(other)) == (404, False)
 
 
-def test_what_validation_refuses_is_stored_by_itself(atomic: bool) -> None:
+def test_a_rest_validation_error_is_stored_without_rows(atomic: bool) -> None:
     # 2: mended under the same key it is another request.
     key = new_key()
     first = post("/rest/orders/", {"item": ""}, key=key)
@@ -84,7 +84,7 @@ def test_what_validation_refuses_is_stored_by_itself(atomic: bool) -> None:
     assert (first.status_code, replayed(again), mended.status_code, sold()) == (400, True, 422, [])
 
 
-def test_raised_refusals_lose_their_rows_and_returned_ones_keep_them(atomic: bool) -> None:
+def test_raised_rest_errors_roll_back_and_returned_ones_commit(atomic: bool) -> None:
     # 3: `dispatch` makes responses of exceptions, and under ATOMIC_REQUESTS sets the roll-back itself.
     raised, returned = new_key(), new_key()
     assert post("/rest/orders/", {"item": "lost", "does": "invalid"}, key=raised).status_code == 400
@@ -94,20 +94,20 @@ def test_raised_refusals_lose_their_rows_and_returned_ones_keep_them(atomic: boo
     assert replayed(post("/rest/bookings", {"item": "kept", "does": "refused"}, key=returned))
 
 
-def test_what_cannot_be_serialised_is_found_before_the_commit(atomic: bool) -> None:
+def test_a_serialization_error_rolls_back(atomic: bool) -> None:
     # Pitfall 1
     response = post("/rest/bookings", {"item": "tea", "does": "unserialisable"})
     assert (response.status_code, sold(), stored("default")) == (500, [], 0)
 
 
-def test_the_first_representation_is_what_is_repeated(postgres: str) -> None:
+def test_a_replay_keeps_the_first_content_type(postgres: str) -> None:
     key = new_key()
     first = post("/rest/bookings", key=key, headers={"Accept": "application/json"})
     again = post("/rest/bookings", key=key, headers={"Accept": "text/html"})
     assert again.headers["Content-Type"] == first.headers["Content-Type"] == "application/json"
 
 
-def test_phased_views_outside_of_atomic_requests(atomic: bool) -> None:
+def test_phased_rest_views_require_no_atomic_requests(atomic: bool) -> None:
     key = new_key()
     first, again = post("/rest/charges", {}, key=key), post("/rest/charges", {}, key=key)
     assert (first.status_code, replayed(again)) == (201, True)

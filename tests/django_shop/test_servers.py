@@ -115,7 +115,7 @@ def gunicorn(database: str, *options: str, **more: str) -> Any:
 
 
 @pytest.mark.parametrize("path", ["/orders", "/rest/bookings"])
-def test_forty_keys_three_times_each(database: str, path: str) -> None:
+def test_forty_keys_sent_three_times_run_once_each(database: str, path: str) -> None:
     keys = [new_key() for _ in range(40)]
 
     def ask(key: str) -> tuple[str, Reply]:
@@ -173,7 +173,7 @@ def test_workers_share_no_connection_with_their_parent(database: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/aorders", "/rest/bookings"])
-def test_asgi_with_many_keys_at_once(database: str, path: str) -> None:
+def test_many_concurrent_keys_under_asgi_run_once_each(database: str, path: str) -> None:
     # Pitfall 11
     keys = [new_key() for _ in range(20)]
     with served(database, *UVICORN) as port, ThreadPoolExecutor(8) as clients:
@@ -187,7 +187,7 @@ def test_asgi_with_many_keys_at_once(database: str, path: str) -> None:
     assert (rows(database, keys), chunked) == (20, 201)
 
 
-def test_a_client_that_hangs_up_finds_its_answer(database: str, tmp_path: Path) -> None:
+def test_a_client_that_disconnected_can_retry_for_its_response(database: str, tmp_path: Path) -> None:
     # Pitfall 10, over a real socket
     key, mark = new_key(), tmp_path / "entered"
     body = {"item": key, "does": "marked", "mark": str(mark)}
@@ -208,7 +208,7 @@ def test_a_client_that_hangs_up_finds_its_answer(database: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_the_tester_of_apis_finds_nothing_under_asgi(database: str) -> None:
+def test_the_conformance_tester_reports_no_failures_under_asgi(database: str) -> None:
     with served(database, *UVICORN) as port:
         url = f"http://127.0.0.1:{port}/rest/conforming"
         report = check(

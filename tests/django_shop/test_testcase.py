@@ -25,7 +25,7 @@ def outcome(result: unittest.TestResult) -> list[str]:
 
 
 @pytest.mark.parametrize("path", ["/orders", "/rest/bookings", "/payments"])
-def test_a_test_repeats_and_leaves_nothing_behind(alias: str, path: str) -> None:
+def test_replays_work_inside_a_django_testcase(alias: str, path: str) -> None:
     seen: list[Any] = []
 
     def body(case: Any) -> None:
@@ -40,7 +40,7 @@ def test_a_test_repeats_and_leaves_nothing_behind(alias: str, path: str) -> None
     assert (sold(), stored(alias)) == ([], 0)
 
 
-def test_hooks_are_captured(alias: str) -> None:
+def test_on_commit_hooks_are_captured_in_a_testcase(alias: str) -> None:
     from django_shop.site import world
 
     seen: list[Any] = []
@@ -54,7 +54,7 @@ def test_hooks_are_captured(alias: str) -> None:
     assert seen == [(1, [])]
 
 
-def test_what_is_rolled_back_is_rolled_back_inside(alias: str) -> None:
+def test_rollbacks_work_inside_a_django_testcase(alias: str) -> None:
     seen: list[Any] = []
 
     def body(case: Any) -> None:
@@ -67,7 +67,7 @@ def test_what_is_rolled_back_is_rolled_back_inside(alias: str) -> None:
     assert seen == [(201, 404, 500, ["kept"])]
 
 
-def test_atomic_requests_inside(postgres: str) -> None:
+def test_atomic_requests_work_inside_a_testcase(postgres: str) -> None:
     from django.db import connections
 
     seen: list[Any] = []

@@ -24,7 +24,7 @@ def of(alias: str):
     return on_default if alias == "default" else on_lite
 
 
-def test_a_first_request_and_its_repetitions(alias: str) -> None:
+def test_a_django_view_runs_once_and_replays(alias: str) -> None:
     # R17, R87, R90
     key = new_key()
     first = post("/orders", key=key)
@@ -40,7 +40,7 @@ def test_a_first_request_and_its_repetitions(alias: str) -> None:
     assert (sold(), stored(alias)) == (["tea", "tea"], 2)
 
 
-def test_what_is_no_key_is_refused(alias: str) -> None:
+def test_missing_and_malformed_keys_are_rejected(alias: str) -> None:
     assert post("/orders", key=None).json()["code"] == "idempotency_key_missing"
     assert post("/orders", key="short").status_code == 400
     assert post("/orders", key=f"{new_key()}, {new_key()}").status_code == 400  # as servers join two lines
@@ -57,7 +57,7 @@ def test_class_based_views_are_protected_by_method(alias: str) -> None:
 
 
 @pytest.mark.parametrize("does", ["raise", "teapot", "forbidden"])
-def test_what_is_no_answer_leaves_nothing_behind(atomic: bool, does: str) -> None:
+def test_exceptions_and_retryable_errors_store_nothing(atomic: bool, does: str) -> None:
     key = new_key()
     first = post("/orders", {"item": "tea", "does": does}, key=key)
     assert first.status_code in {403, 500, 503}
@@ -65,7 +65,7 @@ def test_what_is_no_answer_leaves_nothing_behind(atomic: bool, does: str) -> Non
     assert not replayed(post("/orders", {"item": "tea", "does": does}, key=key))
 
 
-def test_returned_refusals_keep_their_rows_and_raised_ones_lose_them(atomic: bool) -> None:
+def test_returned_errors_commit_and_raised_ones_roll_back(atomic: bool) -> None:
     # R91, L6
     returned, raised = new_key(), new_key()
     assert post("/orders", {"item": "kept", "does": "refuse"}, key=returned).status_code == 409
@@ -76,20 +76,20 @@ def test_returned_refusals_keep_their_rows_and_raised_ones_lose_them(atomic: boo
     assert (again.status_code, replayed(again), stored("default")) == (404, True, 2)
 
 
-def test_what_is_rendered_late_is_rendered_before_the_commit(atomic: bool) -> None:
+def test_a_template_error_rolls_back_before_the_commit(atomic: bool) -> None:
     # Pitfall 1: a broken template is a 500 without rows and without a record.
     response = post("/orders", {"item": "tea", "does": "template"})
     assert (response.status_code, sold(), stored("default")) == (500, [], 0)
 
 
-def test_a_retry_gets_what_the_views_own_callbacks_made(alias: str) -> None:
+def test_render_callbacks_are_part_of_the_stored_response(alias: str) -> None:
     key, body = new_key(), {"item": "tea", "does": "render callback"}
     first, again = post("/orders", body, key=key), post("/orders", body, key=key)
     assert [(one.content, one.headers["Location"]) for one in (first, again)] == [(b"final", "/orders/5")] * 2
     assert (replayed(first), replayed(again)) == (False, True)
 
 
-def test_a_lost_deferred_constraint_is_no_success(atomic: bool) -> None:
+def test_a_failed_deferred_constraint_returns_500(atomic: bool) -> None:
     # Pitfall 3: the foreign key is checked by COMMIT, after the record was written.
     key = new_key()
     response = post("/orders", {"item": "tea", "does": "orphan"}, key=key)
@@ -97,7 +97,7 @@ def test_a_lost_deferred_constraint_is_no_success(atomic: bool) -> None:
     assert (sold(), stored("default")) == ([], 0)
 
 
-def test_a_failing_hook_changes_nothing_of_its_commit(atomic: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_on_commit_hook_does_not_undo_the_commit(atomic: bool, caplog: pytest.LogCaptureFixture) -> None:
     # Pitfall 3, the other way round.
     key = new_key()
     response = post("/orders", {"item": "tea", "does": "hook_fails"}, key=key)
@@ -106,7 +106,7 @@ def test_a_failing_hook_changes_nothing_of_its_commit(atomic: bool, caplog: pyte
     assert "on_commit function failed after the commit, which is final: ZeroDivisionError" in caplog.text
 
 
-def test_hooks_run_after_the_commit_and_only_then(atomic: bool) -> None:
+def test_on_commit_hooks_run_once_after_the_commit(atomic: bool) -> None:
     from django_shop.site import world
 
     key = new_key()
@@ -116,9 +116,7 @@ def test_hooks_run_after_the_commit_and_only_then(atomic: bool) -> None:
 
 
 @pytest.mark.parametrize("does", ["set_rollback", "swallow", "swallow_sql", "close", "left_open"])
-def test_a_success_without_its_rows_is_neither_said_nor_stored(
-    atomic: bool, does: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_success_without_its_rows_returns_500(atomic: bool, does: str, caplog: pytest.LogCaptureFixture) -> None:
     # Pitfall 4
     key = new_key()
     response = post("/orders", {"item": "tea", "does": does}, key=key)
@@ -140,12 +138,12 @@ def test_a_view_cannot_end_the_transaction(alias: str, does: str) -> None:
     assert (response.status_code, sold()) == (500, [])
 
 
-def test_the_connection_is_the_applications_own(postgres: str) -> None:
+def test_oncekey_does_not_change_the_search_path(postgres: str) -> None:
     # Pitfall 5: django-tenants sets the search path on it.
     assert post("/orders", {"item": "tea", "does": "search_path"}).status_code == 201
 
 
-def test_isolation_is_read_committed_whatever_the_settings_say(atomic: bool) -> None:
+def test_isolation_is_always_read_committed(atomic: bool) -> None:
     # Pitfall 6
     connections.close_all()
     connections.settings["default"]["OPTIONS"]["isolation_level"] = 2  # REPEATABLE READ
@@ -180,7 +178,7 @@ def upload(path: str, key: str, content: bytes, **more) -> object:
     return Client(raise_request_exception=False, **more).post(path, {"file": file}, headers=headers)
 
 
-def test_forms_with_files_are_read_before_csrf_reads_them(alias: str) -> None:
+def test_the_body_is_read_before_the_csrf_check(alias: str) -> None:
     # Pitfall 8: the body is read twice, by CSRF's form and by us, and is larger than what Django keeps in memory.
     client = Client(enforce_csrf_checks=True, raise_request_exception=False)
     token = "a" * 32
@@ -206,18 +204,18 @@ def test_forms_with_files_are_read_before_csrf_reads_them(alias: str) -> None:
     assert sold() == ["photo.jpg"]
 
 
-def test_a_large_form_without_csrf_is_read_too(alias: str) -> None:
+def test_a_large_csrf_exempt_upload_is_read(alias: str) -> None:
     # Pitfall 8: `request.body` would refuse what the parser of forms takes.
     response = upload("/upload-exempt", new_key(), b"x" * 4_000_000)
     assert (response.status_code, response.json()) == (201, {"bytes": 4_000_000})
 
 
-def test_a_view_without_protection_reads_its_body_as_ever(alias: str) -> None:
+def test_unprotected_views_read_their_body_normally(alias: str) -> None:
     response = post("/spied", {"item": "tea"})
     assert response.json() == {"body": '{"item": "tea"}'}
 
 
-def test_a_body_that_somebody_has_read_before_is_a_mistake_that_is_named(alias: str) -> None:
+def test_middleware_that_consumed_the_body_is_reported(alias: str) -> None:
     with (
         override_settings(MIDDLEWARE=["django_shop.meddling.Reads", "oncekey.django.Middleware"]),
         pytest.raises(ConfigurationError, match="has consumed the body"),
@@ -225,7 +223,7 @@ def test_a_body_that_somebody_has_read_before_is_a_mistake_that_is_named(alias: 
         post("/orders", client=Client())
 
 
-def test_cookies_and_headers_of_the_first_answer_stay_and_are_not_replayed(alias: str) -> None:
+def test_cookies_and_custom_headers_are_not_replayed(alias: str) -> None:
     # Pitfall 12
     key = new_key()
     first = post("/orders", {"item": "tea", "does": "cookie"}, key=key)
@@ -236,7 +234,7 @@ def test_cookies_and_headers_of_the_first_answer_stay_and_are_not_replayed(alias
     assert "X-Own" not in again.headers
 
 
-def test_what_is_farther_out_is_made_anew(alias: str) -> None:
+def test_outer_middleware_runs_again_on_a_replay(alias: str) -> None:
     # Pitfall 12: compression is chosen by each request for itself.
     key, body = new_key(), {"item": "tea" * 200}
     first = post("/orders", body, key=key, headers={"Accept-Encoding": "gzip"})
@@ -255,7 +253,7 @@ def test_streams_are_drained_before_their_first_byte(alias: str) -> None:
     assert (replayed(again), stored(alias)) == (True, 1)
 
 
-def test_a_connection_that_was_killed_while_idle_costs_nothing(atomic: bool) -> None:
+def test_a_connection_killed_while_idle_is_replaced(atomic: bool) -> None:
     # Pitfall 13
     assert post("/orders").status_code == 201
     _kill_main()
@@ -273,7 +271,7 @@ def _kill_main() -> None:
     other.close()
 
 
-def test_a_connection_that_is_killed_under_a_view_is_503(atomic: bool) -> None:
+def test_a_connection_killed_during_a_view_returns_503(atomic: bool) -> None:
     # Pitfall 13
     key = new_key()
     response = post("/orders", {"item": "tea", "does": "kill"}, key=key)
@@ -283,7 +281,7 @@ def test_a_connection_that_is_killed_under_a_view_is_503(atomic: bool) -> None:
     assert post("/orders", key=key).status_code == 201
 
 
-def test_a_store_that_is_down_is_503_and_nothing_ran(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_django_store_outage_returns_503_without_running(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from django_shop.site import world
 
     assert post("/orders").status_code == 201
@@ -298,14 +296,14 @@ def test_a_store_that_is_down_is_503_and_nothing_ran(postgres: str, monkeypatch:
 
 
 @pytest.mark.parametrize("path", ["/optional", "/aoptional"])
-def test_a_request_without_a_key_is_counted(alias: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_keyless_request_notifies_the_observers(alias: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(of(alias).once.threads, "notify", seen.append)
     assert post(path, key=None).status_code in {200, 201}
     assert seen == [Keyless(path.removeprefix("/"))]
 
 
-def test_twelve_threads_on_one_key(alias: str) -> None:
+def test_twelve_django_threads_with_one_key_run_once(alias: str) -> None:
     # P1
     from django_shop.site import world
 
@@ -330,7 +328,7 @@ def test_twelve_threads_on_one_key(alias: str) -> None:
     assert sold() == ["tea"]
 
 
-def test_a_duplicate_that_waits_gets_the_answer_of_the_first(atomic: bool) -> None:
+def test_a_waiting_django_duplicate_receives_the_first_response(atomic: bool) -> None:
     # R82: also while the transaction of ATOMIC_REQUESTS is open around it
     from django_shop.site import world
 
@@ -363,12 +361,12 @@ def _backends() -> int:
         return int(cursor.fetchone()[0])
 
 
-def test_heartbeats_have_a_connection_of_their_own(alias: str) -> None:
+def test_heartbeats_use_a_separate_connection(alias: str) -> None:
     response = post("/beating", {})
     assert (response.status_code, response.json()) == (201, {"seen": 3})
 
 
-def test_an_optional_key_and_its_parcels(alias: str) -> None:
+def test_an_optional_key_view_emits_with_and_without_a_key(alias: str) -> None:
     connections.settings[alias]["ATOMIC_REQUESTS"] = alias == "default"
     key = new_key()
     keyed, plain = post("/optional", key=key), post("/optional", {"item": "milk"}, key=None)
@@ -381,7 +379,7 @@ def test_an_optional_key_and_its_parcels(alias: str) -> None:
         assert cursor.fetchone() == (2,)
 
 
-def test_inline_views_and_their_doubts(alias: str) -> None:
+def test_a_failed_inline_view_is_unknown(alias: str) -> None:
     key, other = new_key(), new_key()
     first, again = post("/inline", {}, key=key), post("/inline", {}, key=key)
     assert (first.status_code, replayed(again)) == (201, True)
@@ -390,7 +388,7 @@ def test_inline_views_and_their_doubts(alias: str) -> None:
     assert (unknown.status_code, unknown.json()["code"]) == (409, "idempotency_outcome_unknown")
 
 
-def test_a_server_that_ends_the_worker_inside_of_a_view(alias: str) -> None:
+def test_system_exit_in_a_django_view_rolls_back(alias: str) -> None:
     # gunicorn raises SystemExit in a handler that takes too long
     with pytest.raises(SystemExit):
         post("/orders", {"item": "tea", "does": "exit"})
@@ -405,7 +403,7 @@ def test_the_page_for_api_consumers_lists_the_views(alias: str) -> None:
     assert "POST /rest/by-function" in page.content.decode()
 
 
-def test_the_status_of_a_key_is_read_by_its_own_view(alias: str) -> None:
+def test_the_status_view_is_limited_to_the_keys_tenant(alias: str) -> None:
     key = new_key()
     post("/orders", key=key)
     client = Client()
@@ -415,7 +413,7 @@ def test_the_status_of_a_key_is_read_by_its_own_view(alias: str) -> None:
     assert strange.status_code == 404
 
 
-def test_a_login_above_the_protection_is_asked_first(alias: str) -> None:
+def test_login_required_above_protection_runs_first(alias: str) -> None:
     # Pitfall 17
     from django.contrib.auth.models import User
 
@@ -449,7 +447,7 @@ def test_a_protection_above_a_login_is_refused(project: None) -> None:
         once.protect(effects=LOCAL)(api_view(["POST"])(view))
 
 
-def test_views_are_called_plainly_in_unit_tests(project: None) -> None:
+def test_unit_tests_can_call_the_wrapped_view(project: None) -> None:
     from django_shop import on_default
 
     view = on_default.once.enrolled["private"].__wrapped__
@@ -466,7 +464,7 @@ def test_a_view_inside_of_another_transaction_is_refused(alias: str) -> None:
     assert sold() == []
 
 
-def test_keys_are_in_no_log_of_queries(alias: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_query_logs_contain_no_keys(alias: str, caplog: pytest.LogCaptureFixture) -> None:
     key = new_key()
     caplog.set_level(logging.DEBUG)
     with override_settings(DEBUG=True):
@@ -480,7 +478,7 @@ def test_keys_are_in_no_log_of_queries(alias: str, caplog: pytest.LogCaptureFixt
     assert key not in said + caplog.text
 
 
-def test_a_unit_test_hands_in_its_own_operation(alias: str) -> None:
+def test_a_unit_test_may_pass_an_operation_to_a_view(alias: str) -> None:
     request = RequestFactory().post("/orders", '{"item": "tea"}', content_type="application/json")
     with transaction.atomic(using=alias):
         op = testing.sync_operation(connection=connections[alias])

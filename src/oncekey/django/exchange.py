@@ -60,6 +60,9 @@ class BufferedRequest:
         self.trace_id = trace_id_of(meta.get("HTTP_TRACEPARENT"))
         whence = getattr(request, "environ", None) or getattr(request, "scope", {})
         self.resumption: Resumption | None = whence.get(RESUMPTION)
+        if self.resumption is not None:
+            # A worker has no CSRF token, and no browser sent its request. Django's test client sets this, too.
+            request._dont_enforce_csrf_checks = True  # noqa: SLF001
         self._request = request
         self._body = b"" if limit is None else read_body(request, limit)
 
@@ -164,8 +167,8 @@ class DjangoExchange(blocking.BlockingExchange):
     def open(self, enrolment: Enrolment) -> Any:  # noqa: ANN401
         """Open the transaction before `ATOMIC_REQUESTS` does; returns a response if that fails."""
         try:
-            # The store is checked first: inside the transaction the check would need a second connection, and in a pool
-            # in which every thread holds one connection and waits for another there is none left.
+            # The store is checked first: inside the transaction the check would need a second connection, and if every
+            # thread holds one connection of a pool and waits for a second, none is left.
             if self.threads.ready():
                 opened = self.threads.engines.blocking().open()
                 assert isinstance(opened, DjangoTransaction)
@@ -204,7 +207,7 @@ class DjangoExchange(blocking.BlockingExchange):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:  # noqa: ANN401
-        """The same for an `async def` view."""
+        """Call a protected `async def` view, unless a stored response or a refusal replaces it."""
         await _in_its_thread(self._check_view, enrolment, args)
         if self._called:
             raise RuntimeError(ONE_OPERATION)
@@ -288,7 +291,7 @@ class DjangoExchange(blocking.BlockingExchange):
         return self._opened if enrolment.transactional else None
 
     def without_record(self, claim: Claim | None) -> Unkeyed:
-        """Its rows join an open transaction, as Django's own do; otherwise they get their own."""
+        """The run of a handler without a record; its rows join an open transaction, or get their own."""
         driver = self.threads.engines.blocking().driver
         join = getattr(driver, "join", None)
         try:
@@ -322,7 +325,7 @@ class DjangoExchange(blocking.BlockingExchange):
                 getattr(response._iterator, "close", _nothing)()  # noqa: SLF001  (the view's own, below Django's)
 
     async def atake(self, response: Any) -> None:  # noqa: ANN401
-        """The same in an event loop."""
+        """Capture a body in an event loop; see `take`."""
         if not response.streaming:
             self._takes(response.content)
             return
@@ -385,7 +388,7 @@ def _nothing() -> None:
 
 
 async def _anothing() -> None:
-    """The same for an asynchronous one."""
+    """Close an asynchronous iterator that has nothing to close."""
 
 
 async def _in_its_thread(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401
@@ -425,7 +428,7 @@ async def _drive(runtime: ThreadRuntime, flow: Life[T]) -> T:
         raise cancelled from None
 
 
-async def _performed(runtime: ThreadRuntime, action: Action) -> Any:  # noqa: ANN401  (what the action gives)
+async def _performed(runtime: ThreadRuntime, action: Action) -> Any:  # noqa: ANN401  (the action's result)
     if type(action) is Sleep:
         return await asyncio.sleep(action.seconds)
     if type(action) is not Call:
