@@ -39,7 +39,7 @@ def answered_by_another(shop: Shop, body: bytes = b'{"by":"another"}') -> None:
     )
 
 
-async def test_a_heartbeat_keeps_a_handler_alive_that_outlives_its_lease() -> None:
+async def test_heartbeats_renew_the_lease_of_a_slow_handler() -> None:
     # R79, peers 12: a handler longer than its lease does not run twice
     clock = ManualClock()
     shop = Shop(clock=clock)
@@ -109,7 +109,7 @@ async def test_a_heartbeat_survives_an_outage_shorter_than_the_lease() -> None:
     assert (await first).status == 200
 
 
-async def test_a_beat_under_way_at_the_end_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_renewal_pending_at_the_end_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     # The record is settled by then: it is not lost, it is done.
     shop = Shop()
     beating, done = Gate(), asyncio.Event()
@@ -130,7 +130,7 @@ async def test_a_beat_under_way_at_the_end_says_nothing(caplog: pytest.LogCaptur
     assert "lost" not in caplog.text
 
 
-async def test_a_lost_lease_makes_the_operation_refuse_and_the_record_answer() -> None:
+async def test_a_lost_lease_raises_and_replays_the_new_owners_response() -> None:
     # P3
     shop = Shop()
     refused: list[BaseException] = []
@@ -159,7 +159,7 @@ async def test_a_lost_lease_makes_the_operation_refuse_and_the_record_answer() -
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_an_owner_that_was_taken_over_writes_nothing(effects: Any) -> None:
+async def test_a_superseded_owner_writes_nothing(effects: Any) -> None:
     # P1, P3, F11; peers 13
     shop = Shop()
 
@@ -177,7 +177,7 @@ async def test_an_owner_that_was_taken_over_writes_nothing(effects: Any) -> None
     assert (await shop.send("/orders")).json() == {"by": "another"}
 
 
-async def test_an_owner_that_crashes_after_it_was_taken_over_answers_from_the_record() -> None:
+async def test_a_superseded_owner_that_crashes_replays_the_record() -> None:
     # P3, L2: also where the application's own answer would have been a 500
     shop = Shop()
 
@@ -193,7 +193,7 @@ async def test_an_owner_that_crashes_after_it_was_taken_over_answers_from_the_re
     assert (caller.reply.status, caller.reply.json(), caller.reply.replayed) == (201, {"by": "another"}, True)
 
 
-async def test_an_owner_whose_record_vanished_says_that_nobody_knows() -> None:
+async def test_an_owner_of_a_deleted_record_returns_503() -> None:
     # P3: no row is 503
     shop = Shop()
 
@@ -205,7 +205,7 @@ async def test_an_owner_whose_record_vanished_says_that_nobody_knows() -> None:
     assert (await shop.send("/orders")).status == 503
 
 
-async def test_an_owner_never_hears_the_answer_of_another_incarnation() -> None:
+async def test_an_owner_never_replays_another_incarnations_response() -> None:
     # F1, P1
     shop = Shop()
 
@@ -250,8 +250,8 @@ def two_amounts(effects: Any) -> Shop:
 
 
 @pytest.mark.parametrize(("effects", "status"), [(LOCAL, 201), (INLINE, 409)])
-async def test_what_a_dead_owner_means(effects: Any, status: int) -> None:
-    # R86, R101, C11: LOCAL runs again, INLINE is unknown
+async def test_a_dead_owners_effects_decide_if_a_retry_runs(effects: Any, status: int, caplog: Any) -> None:
+    # R86, R101, R216, C11: LOCAL runs again, INLINE is unknown
     shop = two_amounts(effects)
     await crashed(shop, "/orders", {"amount": 10})
     early = await shop.send("/orders", {"amount": 10})
@@ -266,6 +266,9 @@ async def test_what_a_dead_owner_means(effects: Any, status: int) -> None:
         assert late.json() == {"amount": 10, "attempt": 2}
     else:
         assert late.code == "idempotency_outcome_unknown"
+        assert (await shop.send("/orders", {"amount": 10})).code == late.code
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert ["is unknown: in_progress_lock_expired" in error for error in errors] == [True] * (effects is INLINE)
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
@@ -281,7 +284,7 @@ async def test_a_stale_lease_is_not_taken_over_by_another_request(effects: Any) 
     assert (shop.runs, shop.ledger.record) == ([10], before)
 
 
-async def test_a_take_over_keeps_the_fingerprint_and_the_downstream_key() -> None:
+async def test_every_attempt_uses_the_same_downstream_key() -> None:
     # peers 12; D1
     shop = Shop(clock=ManualClock())
     downstream: list[str] = []
@@ -301,7 +304,7 @@ async def test_a_take_over_keeps_the_fingerprint_and_the_downstream_key() -> Non
 
 
 @pytest.mark.parametrize(("running", "told"), [(0, 1), (1, 1), (7, 7), (45, 45), (200, 60), (298, 2)])
-async def test_retry_after_grows_with_the_operation_and_never_passes_the_lease(running: int, told: int) -> None:
+async def test_retry_after_grows_with_duration_up_to_the_lease(running: int, told: int) -> None:
     # R80
     shop = two_amounts(LOCAL)
     await crashed(shop, "/orders", {"amount": 10})

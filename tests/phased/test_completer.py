@@ -28,7 +28,7 @@ async def stranded(bank: Bank, dead: Any, **request: Any) -> None:
     bank.lease_over()
 
 
-async def test_two_completers_run_it_once(mixed_bank: Bank) -> None:
+async def test_two_completers_resume_a_request_once(mixed_bank: Bank) -> None:
     bank = mixed_bank
     async with bank.process() as dead, bank.process() as one, bank.process() as two:
         await stranded(bank, dead)
@@ -37,7 +37,7 @@ async def test_two_completers_run_it_once(mixed_bank: Bank) -> None:
     assert (bank.state, bank.effects, bank.provider.charges) == ("completed", ["order", "paid"], 1)
 
 
-async def test_a_completer_and_the_client_run_it_once(mixed_bank: Bank) -> None:
+async def test_a_completer_and_the_client_resume_a_request_once(mixed_bank: Bank) -> None:
     bank = mixed_bank
     async with bank.process() as dead, bank.process() as one, bank.process() as two:
         await stranded(bank, dead)
@@ -47,7 +47,7 @@ async def test_a_completer_and_the_client_run_it_once(mixed_bank: Bank) -> None:
     assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
 
 
-async def test_work_that_was_handed_back_waits_for_its_pause(mixed_bank: Bank) -> None:
+async def test_a_failed_request_is_resumed_after_its_pause(mixed_bank: Bank) -> None:
     # H6: the client's own retry does not wait, a completer does
     bank = mixed_bank
     bank.provider.faults.append(ConnectionResetError())
@@ -61,7 +61,7 @@ async def test_work_that_was_handed_back_waits_for_its_pause(mixed_bank: Bank) -
     assert bank.provider.charges == 1
 
 
-async def test_it_goes_on_for_many(small_bank: Bank) -> None:
+async def test_a_completer_resumes_many_requests(small_bank: Bank) -> None:
     keys = [f"key-{number:016}" for number in range(7)]
     async with small_bank.process() as dead, small_bank.process() as alive:
         for key in keys:
@@ -78,7 +78,7 @@ class PanicException(BaseException):
     pass
 
 
-async def test_a_handler_that_panics_concerns_its_own_request_only(
+async def test_a_panicking_handler_does_not_stop_the_completer(
     small_bank: Bank, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = [f"key-{number:016}" for number in range(3)]
@@ -95,7 +95,7 @@ async def test_a_handler_that_panics_concerns_its_own_request_only(
     assert small_bank.provider.charges == 3
 
 
-async def test_it_waits_where_only_the_client_may_go_on(small_bank: Bank) -> None:
+async def test_complete_false_leaves_the_request_to_its_client(small_bank: Bank) -> None:
     # H7: complete=False keeps nothing
     async with small_bank.process(complete=False) as dead, small_bank.process(complete=False) as alive:
         await stranded(small_bank, dead)
@@ -104,7 +104,7 @@ async def test_it_waits_where_only_the_client_may_go_on(small_bank: Bank) -> Non
         assert (await alive.send()).status == 201
 
 
-async def test_an_operation_that_this_process_does_not_serve_is_left_alone(small_bank: Bank) -> None:
+async def test_a_completer_skips_operations_it_does_not_serve(small_bank: Bank) -> None:
     async with small_bank.process() as dead, small_bank.process(operation="another") as alive:
         await stranded(small_bank, dead)
         assert await Completer(alive.once).run_once() == 0
@@ -124,7 +124,7 @@ async def test_credentials_are_never_kept(small_bank: Bank) -> None:
         assert KEY.encode() not in kept
 
 
-async def test_it_goes_on_in_the_name_of_its_principal(small_bank: Bank) -> None:
+async def test_a_completer_resumes_as_the_original_principal(small_bank: Bank) -> None:
     # H7: authentication asks whose work is gone on with; the request is the client's own otherwise
     seen: list[tuple[str | None, str | None, bytes]] = []
 
@@ -149,9 +149,7 @@ def _copy(options: dict[str, Any]) -> dict[str, Any]:
     return {name: dict(value) for name, value in options.items()}
 
 
-async def test_an_application_that_does_not_let_it_in_is_asked_ever_more_rarely(
-    small_bank: Bank, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_rejected_completer_retries_with_backoff(small_bank: Bank, caplog: pytest.LogCaptureFixture) -> None:
     asked: list[int] = []
 
     def known(request: Request) -> None:
@@ -172,15 +170,14 @@ async def test_an_application_that_does_not_let_it_in_is_asked_ever_more_rarely(
                 times.append(round_)
         assert times == [0, 2, 5, 10]
         assert (
-            "call oncekey.resumed_as(request) in the application's authentication, or set complete=False on the route"
-            in caplog.text
+            "accept oncekey.resumed_as(request) in the application's authentication and in its check of" in caplog.text
         )
         assert KEY not in caplog.text
         assert (await alive.send(headers=[CREDENTIALS[0]])).status == 201
     assert small_bank.provider.charges == 1
 
 
-async def test_a_client_cannot_pass_for_a_completer(small_bank: Bank) -> None:
+async def test_a_client_cannot_impersonate_a_completer(small_bank: Bank) -> None:
     seen: list[str | None] = []
 
     def known(request: Request) -> None:
@@ -192,7 +189,7 @@ async def test_a_client_cannot_pass_for_a_completer(small_bank: Bank) -> None:
     assert seen == [None]
 
 
-async def test_kept_requests_are_sealed_where_there_is_a_secret(mixed_bank: Bank) -> None:
+async def test_stored_requests_are_encrypted_with_a_secret(mixed_bank: Bank) -> None:
     bank = mixed_bank
     policy = Policy(lease=LEASE, secret=SECRET)
     async with bank.process(policy=policy) as dead, bank.process(policy=policy) as alive:
@@ -206,7 +203,7 @@ async def test_kept_requests_are_sealed_where_there_is_a_secret(mixed_bank: Bank
 
 
 @pytest.mark.parametrize("now", [b"another secret!!", None])
-async def test_under_another_secret_it_waits_for_its_client(
+async def test_a_changed_secret_leaves_the_request_to_its_client(
     small_bank: Bank, now: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     # F37: and the downstream key stays what it was
@@ -218,7 +215,7 @@ async def test_under_another_secret_it_waits_for_its_client(
     assert small_bank.provider.charges == 0
 
 
-async def test_a_kept_request_of_another_record_is_not_opened(small_bank: Bank) -> None:
+async def test_a_stored_request_of_another_record_is_rejected(small_bank: Bank) -> None:
     policy = Policy(lease=LEASE, secret=SECRET)
     async with small_bank.process(policy=policy) as dead, small_bank.process(policy=policy) as alive:
         await dead.send_and_freeze("order", key="key-of-somebody-else")
@@ -231,7 +228,9 @@ async def test_a_kept_request_of_another_record_is_not_opened(small_bank: Bank) 
         assert await Completer(alive.once).run_once() == 1  # its own
 
 
-async def test_a_missing_package_is_missed_at_the_start(small_bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_cryptography_package_fails_the_startup(
+    small_bank: Bank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def absent(secret: bytes) -> None:
         raise ConfigurationError(kept_request.NEEDS_CRYPTOGRAPHY)
 
@@ -243,7 +242,7 @@ async def test_a_missing_package_is_missed_at_the_start(small_bank: Bank, monkey
         assert (await process.send()).status == 201
 
 
-async def test_below_a_mount_it_finds_its_way(async_bank: Bank) -> None:
+async def test_a_completer_resumes_requests_below_a_mount(async_bank: Bank) -> None:
     # a mount has changed the scope by the time of the claim
     once = ClockedOnce(async_bank.database.url, async_bank.clock, Policy(lease=LEASE))
     app, inner = FastAPI(), FastAPI()

@@ -61,7 +61,7 @@ from oncekey.engine.actions import (
     Rollback,
     Sleep,
 )
-from oncekey.engine.deciding import replayed
+from oncekey.engine.deciding import log_unknown, replayed
 from oncekey.engine.settle import settle
 
 if TYPE_CHECKING:
@@ -102,6 +102,8 @@ def admit(run: Run) -> Life[Verdict]:
         # A waiting request must hold no connection, so the transaction that its dependencies used was rolled back.
         yield from settle(run, NOT_CALLED)
         return local.BUSY
+    if type(verdict) is Refuse and verdict.met is not None and verdict.record is not None:
+        log_unknown(run.claim, verdict.record.last_error or "")  # this request found that the owner is gone
     if not (run.has_early_tx and isinstance(verdict, Bypass)):
         # A stored response is valid with or without the lock, so it is sent before the lock is released.
         yield from _give_back(run, wait=run.has_early_tx or type(verdict) is not Replay)
@@ -109,7 +111,7 @@ def admit(run: Run) -> Life[Verdict]:
 
 
 def recall(site: Site, claim_input: ClaimInput, policy: Policy, asker: Asker) -> Life[Answer | None]:
-    """The stored response for a key that this process answered before, by one short read. None: call `admit`.
+    """The stored response for a key that this process has settled, by one short read. None: call `admit`.
 
     It returns only a response that `admit` would return, too, and never refuses. If in doubt, and during an outage, it
     returns None, and the caller starts from the beginning.
@@ -190,7 +192,7 @@ def _ask_store(run: Run) -> Life[Verdict]:
             run.notifier.failed("claim", error)
         if isinstance(error, CommitAmbiguousError):
             yield _undo(run)
-        log.error("oncekey: the store could not be asked: %s", type(error).__name__)
+        log.error("oncekey: the store is unavailable: %s", type(error).__name__)
         return _outage(run.policy)
     except (Interrupted, Exception):
         if run.claiming:
@@ -274,7 +276,7 @@ def _locked(run: Run, locks: Locks) -> Life[Verdict]:
             return entry.proceed
         case local.ClaimFirst():
             run.claiming = True
-            if locks.one_writer:  # a claim is a separate write, and would wait for this very transaction
+            if locks.one_writer:  # a claim is a separate write, and would wait for this transaction
                 tx, run.tx, run.early_tx_rolled_back = run.tx, None, run.has_early_tx
                 yield Rollback(tx)
             return (yield from request.begin(store, claim, policy))
@@ -298,7 +300,7 @@ def _answer_without_transaction(run: Run, locks: Locks) -> Life[Replay | Refuse 
             return found_answer
     if run.tx is None and site.is_full(run.enrolment.blocking):
         if locks.one_writer and (yield from locks.holder(run.lock)) is Holder.NOBODY:
-            return None  # a request that queues for the writer for long looks for a stored response itself
+            return None  # a request that waits long for the writer looks for a stored response itself
         try:
             look = local.peek(store, locks, run.lock, claim, policy)
             found: Replay | Refuse | None = yield Aside(look, blocking=run.enrolment.blocking)
@@ -335,7 +337,7 @@ def _taken_back(store: Store, claim: Claim) -> Flow[None]:
     """Claim once more, and discard the record if it is then ours.
 
     Reading alone could miss a claim that is still being committed; a second claim waits for it, or succeeds itself. It
-    uses a new incarnation, because two lives of a key never share one.
+    uses a new incarnation, because no incarnation is used twice.
     """
     record = (yield from store.claim(replace(claim, incarnation=uuid4()))).record
     if record is None or record.state is not State.IN_PROGRESS or record.owner != claim.owner:

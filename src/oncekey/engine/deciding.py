@@ -1,4 +1,4 @@
-"""Decides what the end of a handler means, and builds the responses of replays and refusals."""
+"""Passes the end of a handler to the core for its decision, and builds the responses of replays and refusals."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("oncekey")
 E = TypeVar("E", bound=BaseException)
 
+UNKNOWN: Final = "oncekey: the outcome of %(operation)s for %(tenant)s is unknown: %(why)s (digest %(key_digest)s)"
 _NUMBERS: Final = count(1)
 _LEFT: Final = "__oncekey_left__"
 
@@ -62,14 +63,14 @@ operation_begins: Final = _NUMBERS.__next__
 
 RAISED_SUCCESS: Final = (
     "oncekey: %s ended with a success (%s) whose rows were rolled back, because it was raised: return it, or call "
-    "op.keep() before"
+    "op.keep() first"
 )
 NO_PROOF: Final = (
-    "oncekey: %s answered %s, which does not prove that nothing was executed, so the client receives "
-    "idempotency_outcome_unknown instead: raise NotExecutedError, or list the status in not_executed_statuses, if "
-    "nothing was"
+    "oncekey: %s returned %s, which does not prove that nothing was executed, so the client receives "
+    "idempotency_outcome_unknown instead: if nothing was executed, raise NotExecutedError, or list the status in "
+    "not_executed_statuses"
 )
-DEFER_ONCE: Final = "effects=OUTBOX means that a handler which succeeds has called op.defer exactly once"
+DEFER_ONCE: Final = "a handler with effects=OUTBOX must call op.defer exactly once if it succeeds"
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ def decided(
         return decision, _instead(run, decision, ending)
     failed = refused(run, Refuse(Code.EXECUTION_FAILED))
     if captured.refused is not None:
-        log.error("oncekey: the answer cannot be captured: %s", captured.refused)
+        log.error("oncekey: the response cannot be captured: %s", captured.refused)
         return decide(effects, policy, replace(ending, status=None, error=captured.refused)), failed
     # The application's error page is created outside this middleware and may show a traceback: it is never stored.
     final = isinstance(raised, Exception) and not ending.not_executed  # a cancellation is not a final outcome
@@ -237,6 +238,12 @@ def fields_of(event: str, claim: Claim, **more: str) -> dict[str, str]:
     return {"event": event, **known, **more}
 
 
+def log_unknown(claim: Claim, why: str) -> None:
+    """Log that a record became unknown."""
+    known = fields_of("unknown", claim, why=why)
+    log.error(UNKNOWN, known, extra={"oncekey": known})
+
+
 def refused(run: Run, refuse: Refuse) -> Answer:
     """The refusal as the response to the request of a run."""
     asker = run.asker
@@ -260,7 +267,7 @@ def answer_to(run: Run, verdict: Verdict) -> Answer:
         case Refuse():
             return refused(run, verdict)
         case Proceed() | Bypass():
-            raise AssertionError("an operation that goes on is not answered yet")
+            raise AssertionError("an operation that proceeds has no response yet")
         case _:
             assert_never(verdict)
 
@@ -296,7 +303,7 @@ def rows_of(enrolment: Enrolment, op: Operation[Any] | SyncOperation[Any], ended
 
 # A handler's exception may decide its outcome: `NotExecutedError` means that nothing was sent, `RejectedError` is a
 # final refusal. If it comes from a protected function that the handler called, it concerns only that call, and proves
-# nothing about the handler. So each error that leaves a protected function gets the next number of one counter, and
+# nothing about the handler. So each error that leaves a protected function gets the next number of a counter, and
 # each operation stores the number at which it began: an error with a later number is an inner one. An error object that
 # an application raises repeatedly is not mistaken for one.
 

@@ -60,7 +60,7 @@ from oncekey.core.onecommit import Stored
 from oncekey.core.rulings import answer_from
 from oncekey.engine import local, request
 from oncekey.engine.actions import Commit, Drop, Interrupted, Keep, Later, Life, Rollback, Sleep, Tx
-from oncekey.engine.deciding import answer_to, fields_of, in_doubt, refused
+from oncekey.engine.deciding import answer_to, in_doubt, log_unknown, refused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +88,6 @@ COMMIT_FAILED: Final = "commit_failed"
 NOT_ENTERED: Final = "not_entered"
 ROLLED_BACK: Final = "rolled_back_by_handler"
 NO_ROWS: Final = "oncekey: a success is not stored, because its rows were rolled back (digest %s): %s"
-UNKNOWN: Final = "oncekey: the outcome of %(operation)s for %(tenant)s is unknown: %(why)s (digest %(key_digest)s)"
 
 
 def settle(run: Run, decision: Decision) -> Life[Answer | None]:
@@ -155,7 +154,7 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
         return None
     if one_commit is None:
         return _record_says(run, ended.value)
-    log.warning("oncekey: another owner stored an answer first (digest %s)", _digest(run))
+    log.warning("oncekey: another owner stored a response first (digest %s)", _digest(run))
     return (yield from _answer_of_record(run)) or refused(run, local.BUSY)
 
 
@@ -350,7 +349,7 @@ def _is_untouched(settled: Settled, lease: Lease) -> bool:
 
 def _record_says(run: Run, settled: Settled) -> Answer:
     assert run.lease is not None
-    log.warning("oncekey: a settlement was refused, the key has another owner (digest %s)", _digest(run))
+    log.warning("oncekey: a settlement was refused: the key has another owner (digest %s)", _digest(run))
     return answer_to(run, answer_from(settled.snapshot, run.lease))
 
 
@@ -367,8 +366,7 @@ def _remember(run: Run, settlement: Settlement) -> Life[None]:
     """
     claim, lease = run.claim, run.lease
     if isinstance(settlement, Doubtful):
-        known = fields_of("unknown", claim, why=settlement.last_error)
-        log.error(UNKNOWN, known, extra={"oncekey": known})
+        log_unknown(claim, settlement.last_error)
     if claim.effects is not Effects.INLINE or not isinstance(settlement, Completed | Retryable):
         return
     phase = run.site.inline_calls().get(claim.operation)

@@ -41,8 +41,9 @@ LONGEST_REST: Final = 64
 """The maximum number of rounds for which a request is skipped after the application refused it."""
 
 NOT_LET_IN: Final = (
-    "oncekey: a completer's request for %s received %s before its handler was called (digest %s): call "
-    "oncekey.resumed_as(request) in the application's authentication, or set complete=False on the route"
+    "oncekey: a completer's request for %s received %s before its handler was called (digest %s): accept "
+    "oncekey.resumed_as(request) in the application's authentication and in its check of CSRF tokens, or set "
+    "complete=False on the route"
 )
 
 
@@ -168,12 +169,13 @@ class Completer:
             log.error("oncekey: completing %s failed: %s", record.operation, type(error).__name__)
             notify_failure(self._notify, self.name, error)
             return False
-        except BaseException as raised:  # noqa: BLE001  (the handler's own: its record says what it means)
+        except BaseException as raised:  # noqa: BLE001  (of the handler: its record has the meaning)
             contained(raised)  # a cancellation of this task is raised again
             self.failed += 1
             log.warning("oncekey: %s failed again during completion: %s", record.operation, type(raised).__name__)
         if await self._was_touched(record):
             self._resting.pop(record.incarnation, None)
+            log.info("completer: resumed %s: %s (digest %s)", record.operation, status, key_digest(record.id.key))
             return True
         self.failed += 1
         log.error(NOT_LET_IN, record.operation, status, key_digest(record.id.key))
