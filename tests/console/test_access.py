@@ -33,24 +33,24 @@ def url(tmp_path_factory):
     return url
 
 
-def test_without_a_login_there_is_no_console(url):
+def test_console_requires_tokens_or_an_authenticate_function(url):
     for options in ({}, {"tokens": TOKENS, "authenticate": lambda _: None}):
-        with pytest.raises(ConfigurationError, match="off until an operator can log in"):
+        with pytest.raises(ConfigurationError, match="needs either tokens="):
             Console(url, **options)
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "got no token"),
-        ("# nobody yet", "got no token"),
+        ("", "has no tokens"),
+        ("# nobody yet", "has no tokens"),
         ("ann:operate:short", "shorter than 16"),
         ("ann:admin:0123456789abcdef", "ROLE is read or operate"),
         ("0123456789abcdef", "NAME:ROLE:TOKEN"),
         (" :read:0123456789abcdef", "without a name"),
     ],
 )
-def test_what_is_no_token_is_said(text, why):
+def test_invalid_console_tokens_raise_a_configuration_error(text, why):
     with pytest.raises(ConfigurationError, match=why):
         Tokens.read(text)
 
@@ -61,13 +61,13 @@ def test_a_mistake_in_tokens_does_not_show_them():
     assert "hunter2" not in str(found.value)
 
 
-def test_the_store_in_memory_has_no_operators():
-    with pytest.raises(ConfigurationError, match="nothing for operators to work with"):
+def test_console_rejects_the_memory_store():
+    with pytest.raises(ConfigurationError, match="this store does not support operator commands"):
         Console("memory:", tokens=TOKENS)
 
 
 @pytest.mark.parametrize("path", ["", "records", "unknown", "letters", "audit", "live", "series.json", "record/abc"])
-async def test_nobody_sees_anything_before_logging_in(url, path):
+async def test_console_redirects_to_login_without_a_session(url, path):
     async with Visitor(console_on(url)) as visitor:
         answer = await visitor.get(path)
         assert answer.status_code == 303
@@ -75,7 +75,7 @@ async def test_nobody_sees_anything_before_logging_in(url, path):
         assert (await visitor.get(path, headers={"hx-request": "true"})).status_code == 401
 
 
-async def test_who_logs_in_comes_where_they_wanted(url):
+async def test_login_redirects_only_to_local_paths(url):
     async with Visitor(console_on(url)) as visitor:
         asked = await visitor.get("records?state=unknown")
         assert asked.headers["location"] == "/login?next=/records%3Fstate%3Dunknown"
@@ -90,7 +90,7 @@ async def test_who_logs_in_comes_where_they_wanted(url):
             assert (answer.status_code, answer.headers["location"]) == (303, there)
 
 
-async def test_the_cookie_is_for_this_site_and_no_script(url):
+async def test_session_cookie_is_httponly_samesite_and_secure(url):
     async with Visitor(console_on(url, public=True), base="https://shop.example") as visitor:
         cookie = (await visitor.log_in()).headers["set-cookie"].lower()
     assert "httponly" in cookie
@@ -98,7 +98,7 @@ async def test_the_cookie_is_for_this_site_and_no_script(url):
     assert "secure" in cookie
 
 
-async def test_wrong_tokens_are_heard_a_few_times_only(url):
+async def test_login_returns_429_after_too_many_wrong_tokens(url):
     async with Visitor(console_on(url)) as visitor:
         for _ in range(ATTEMPTS):
             assert (await visitor.log_in("wrong-token-0123456789")).status_code == 401
@@ -108,7 +108,7 @@ async def test_wrong_tokens_are_heard_a_few_times_only(url):
         assert "Too many invalid tokens" in said(refused)
 
 
-def test_attempts_are_forgotten_after_a_while_and_by_address():
+def test_login_attempts_are_limited_per_address_and_in_total():
     clock = Clock()
     attempts = Attempts(clock=clock)
     for _ in range(ATTEMPTS):
@@ -122,7 +122,7 @@ def test_attempts_are_forgotten_after_a_while_and_by_address():
     assert attempts.wait("10.9.9.9") > 0  # many addresses are one attacker
 
 
-def test_a_session_ends_when_nobody_comes_and_after_a_day_of_work():
+def test_session_expires_when_idle_and_after_its_longest_duration():
     clock = Clock()
     sessions = Sessions(clock=clock)
     ann = Operator("ann", Role.OPERATE)
@@ -140,7 +140,7 @@ def test_a_session_ends_when_nobody_comes_and_after_a_day_of_work():
     assert sessions.read(renewed, lambda *_: ann) is None
 
 
-def test_nobody_makes_a_session():
+def test_forged_session_cookie_is_rejected():
     ours, theirs = Sessions(b"one secret"), Sessions(b"another secret")
     cookie = theirs.cookie(theirs.begin(Operator("eve", Role.OPERATE)))
     for forged in (cookie, cookie[:-1], "", ".", "a.b", cookie.replace(".", ".é")):
@@ -161,7 +161,7 @@ async def test_a_session_that_is_over_leads_to_the_login(url):
         assert "Nothing was changed" in said(late)
 
 
-async def test_an_open_page_alone_keeps_nobody_logged_in(url):
+async def test_background_polling_does_not_extend_the_session(url):
     clock = Clock()
     async with Visitor(console_on(url, sessions=Sessions(clock=clock))) as visitor:
         await visitor.log_in()
@@ -178,7 +178,7 @@ async def test_an_open_page_alone_keeps_nobody_logged_in(url):
             assert (await visitor.get("records")).status_code == 200
 
 
-async def test_a_log_out_ends_every_copy_of_the_session_in_every_process(url):
+async def test_logout_ends_the_session_in_every_process(url):
     secret = b"shared by two processes"
     async with Visitor(console_on(url, secret=secret)) as visitor, Visitor(console_on(url, secret=secret)) as elsewhere:
         await visitor.log_in()
@@ -198,7 +198,7 @@ async def test_a_log_out_ends_every_copy_of_the_session_in_every_process(url):
         assert "ann operator logged out of the console" in said(await elsewhere.get("audit"))
 
 
-async def test_guesses_are_counted_when_they_are_judged_and_not_when_they_begin(url):
+async def test_concurrent_login_attempts_are_limited_when_evaluated(url):
     console, begun, judged = console_on(url), 0, asyncio.Event()
 
     async def guess(token):
@@ -261,7 +261,7 @@ async def test_a_reader_may_look_and_change_nothing(url):
 
 
 @pytest.mark.parametrize("proof", ["", "0" * 64, "é"])
-async def test_a_form_without_our_proof_is_refused(url, proof):
+async def test_console_rejects_a_form_without_a_csrf_token(url, proof):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         page = await visitor.find(INLINE_KEY)
@@ -270,7 +270,7 @@ async def test_a_form_without_our_proof_is_refused(url, proof):
         assert "The form was rejected" in said(answer)
 
 
-async def test_another_sites_form_is_refused(url):
+async def test_console_rejects_a_cross_site_form(url):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "https://evil.example"}, {"origin": "null"}):
@@ -280,7 +280,7 @@ async def test_another_sites_form_is_refused(url):
             assert answer.status_code == 403
 
 
-async def test_the_proof_of_one_session_is_no_other_sessions(url):
+async def test_csrf_token_is_valid_only_in_its_session(url):
     console = console_on(url)
     async with Visitor(console) as ann, Visitor(console) as eve:
         await ann.log_in()
@@ -288,7 +288,7 @@ async def test_the_proof_of_one_session_is_no_other_sessions(url):
         assert (await ann.post("find", proof=eve.proof, key="x")).status_code == 403
 
 
-async def test_logging_out_is_for_good_in_this_browser(url):
+async def test_logout_ends_the_browser_session(url):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         assert (await visitor.post("logout")).status_code == 303
@@ -306,7 +306,7 @@ async def test_logging_out_is_for_good_in_this_browser(url):
         ("http://127.0.0.1", "not an address", False),
     ],
 )
-async def test_only_this_machine_is_answered_unless_it_is_said(url, base, client, heard):
+async def test_console_serves_only_localhost_unless_public(url, base, client, heard):
     async with Visitor(console_on(url), base=base, client=client) as visitor:
         assert (await visitor.get("login")).status_code == (200 if heard else 403)
     async with Visitor(console_on(url, public=True), base=base, client=client) as visitor:
@@ -314,7 +314,7 @@ async def test_only_this_machine_is_answered_unless_it_is_said(url, base, client
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["def", "async def"])
-async def test_the_application_may_authenticate_by_itself(url, waits):
+async def test_application_can_authenticate_operators(url, waits):
     people = {"ann": Operator("ann", Role.OPERATE), "bob": Operator("bob")}
 
     def who(request):
@@ -338,7 +338,7 @@ async def test_the_application_may_authenticate_by_itself(url, waits):
         assert (await visitor.get("")).status_code == 403
 
 
-async def test_it_is_mounted_anywhere(url):
+async def test_console_works_under_any_mount_path(url):
     app = Starlette(routes=[Mount("/deep/inside", console_on(url))])
     async with Visitor(app, base="http://127.0.0.1/deep/inside/") as visitor:
         assert (await visitor.get("")).headers["location"] == "/deep/inside/login"
@@ -351,7 +351,7 @@ async def test_it_is_mounted_anywhere(url):
         assert all(link.startswith("/deep/inside/") for link in links)
 
 
-async def test_every_answer_keeps_browsers_careful(url):
+async def test_every_console_response_has_security_headers(url):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         for path in ("", "login", "records", "nowhere", "assets/console.css", "series.json"):
@@ -366,7 +366,7 @@ async def test_every_answer_keeps_browsers_careful(url):
             assert answer.headers["cache-control"] == kept
 
 
-async def test_a_form_that_is_none_is_refused(url):
+async def test_console_rejects_malformed_or_oversized_forms(url):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         assert (await visitor.http.post("find", json={"key": "x"})).status_code == 415
@@ -376,7 +376,7 @@ async def test_a_form_that_is_none_is_refused(url):
         assert (await visitor.http.post("find", content=b"key=\xff", headers=head)).status_code == 400
 
 
-async def test_many_who_come_first_share_one_engine(url):
+async def test_concurrent_first_requests_share_one_engine(url):
     console = console_on(url)
     first = await asyncio.gather(*(console.engine() for _ in range(8)))
     assert len({id(one) for one in first}) == 1

@@ -185,7 +185,7 @@ def test_dead_letters_of_one_kind_are_retried_together(visit, served, world):
     expect(page.locator("h1")).to_contain_text("bulk-")
 
 
-def test_contents_are_veiled_until_somebody_asks(visit, served):
+def test_record_contents_are_hidden_until_requested(visit, served):
     page = visit()
     log_in(page, served, BOB)
     find(page, PHASED_KEY)
@@ -196,7 +196,7 @@ def test_contents_are_veiled_until_somebody_asks(visit, served):
     expect(page.locator(".timeline li.operator").last).to_contain_text("by bob")
 
 
-def test_a_reader_is_refused_what_needs_an_operator(visit, served, world):
+def test_read_role_is_refused_operator_actions(visit, served, world):
     page = visit()
     log_in(page, served, BOB)
     find(page, PHASED_KEY)
@@ -205,7 +205,7 @@ def test_a_reader_is_refused_what_needs_an_operator(visit, served, world):
     expect(page.get_by_role("heading", name="Read-only access")).to_be_visible()
 
 
-def test_a_form_without_its_proof_is_refused(visit, served, world):
+def test_browser_form_with_a_forged_csrf_token_is_rejected(visit, served, world):
     page = visit()
     log_in(page, served)
     page.goto(f"{served}/record/{token_of(RecordId(ACME, 'checkout-7701'))}/move/release")
@@ -254,7 +254,7 @@ def test_a_link_that_carries_its_token_logs_in(visit, served):
     assert ANN not in page.url
 
 
-def test_what_others_wrote_is_shown_and_never_run(visit, served, world, url):
+def test_console_displays_hostile_text_without_executing_it(visit, served, world, url):
     """Key, tenant, operation, path, errors, steps, bodies, headers, topics, evidence and reasons, on every page."""
     memo = (MemoEntry(NASTY, EntryKind.PHASE, json.dumps(NASTY)),)
     key = f"nasty-{NASTY}"
@@ -322,7 +322,7 @@ def test_what_others_wrote_is_shown_and_never_run(visit, served, world, url):
     harmless("There is no such page")
 
 
-def test_the_keyboard_goes_everywhere(visit, served):
+def test_keyboard_shortcuts_reach_every_console_page(visit, served):
     page = visit()
     log_in(page, served)
     for key, path in (("u", "/unknown"), ("r", "/records"), ("a", "/audit"), ("d", "/letters"), ("o", "/")):
@@ -340,7 +340,7 @@ def test_the_keyboard_goes_everywhere(visit, served):
     expect(page.get_by_role("dialog")).to_have_count(0)
 
 
-def test_a_list_goes_on_where_it_is(visit, served):
+def test_show_more_extends_the_list_in_place(visit, served):
     page = visit()
     log_in(page, served)
     page.goto(f"{served}/records?state=completed")
@@ -350,7 +350,7 @@ def test_a_list_goes_on_where_it_is(visit, served):
     expect(page).to_have_url(f"{served}/records?state=completed")
 
 
-def test_times_are_the_readers_with_utc_when_pointed_at(visit, served, world):
+def test_times_are_local_with_utc_in_the_tooltip(visit, served, world):
     pages = {zone: visit(timezone_id=zone) for zone in ("Europe/Berlin", "America/New_York")}
     shown = {}
     for zone, page in pages.items():
@@ -365,7 +365,7 @@ def test_times_are_the_readers_with_utc_when_pointed_at(visit, served, world):
     assert utc.endswith("UTC")
 
 
-def test_the_overview_is_drawn_and_stays_fresh(visit, served, world):
+def test_overview_draws_charts_and_refreshes(visit, served, world):
     page = visit()
     log_in(page, served)
     expect(page.locator("#charts[data-drawn]")).to_be_attached()
@@ -399,6 +399,7 @@ def every_page(page, served):
         "unknown": "/unknown",
         "letters": "/letters",
         "record": RECORD,
+        "outbox": f"/record/{token_of(RecordId(ZETA, OUTBOX_KEY))}",
         "stuck": f"/record/{token_of(RecordId(ACME, 'checkout-7701'))}",
         "done": f"/record/{token_of(RecordId(ACME, 'order-2026-11-0000'))}",
         "audit": "/audit?who=all",
@@ -470,7 +471,7 @@ def faults_of(page, asked):
     ]
 
 
-def test_every_page_is_fit_for_everybody(visit, served):
+def test_every_console_page_is_accessible_on_every_screen_size(visit, served):
     """No serious fault that axe knows, nothing wider than the screen; with a folder named, pictures of all."""
     page, faults = visit(), {}
     axe, folder = AXE.read_text("utf-8"), os.environ.get(SHOTS)

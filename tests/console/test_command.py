@@ -95,23 +95,23 @@ def test_tokens_come_from_a_file_or_the_environment(store, tmp_path):
         (("--tokens", "/no/such/file"), "cannot be read"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_line(store, options, why):
+def test_console_option_error_is_one_line(store, options, why):
     assert why in refused("--store", store, "--port", str(free_port()), *options)
 
 
-def test_a_store_that_is_not_there_is_said(tmp_path):
+def test_console_command_rejects_a_missing_or_unsupported_store(tmp_path):
     assert "does not exist" in refused("--store", f"sqlite:///{tmp_path / 'none.db'}", "--as", "ann")
     assert not (tmp_path / "none.db").exists()
-    assert "nothing for operators to work with" in refused("--store", "memory:", "--as", "ann")
+    assert "this store does not support operator commands" in refused("--store", "memory:", "--as", "ann")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.9.9.9"])
-def test_this_machine_needs_no_flag(host):
+def test_loopback_host_needs_no_public_flag(host):
     check_host(host, public=False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "shop.example", ""])
-def test_others_do(host):
+def test_other_hosts_require_the_public_flag(host):
     check_host(host, public=True)
     with pytest.raises(ConfigurationError, match="--public"):
         check_host(host, public=False)
@@ -137,7 +137,7 @@ def test_a_missing_extra_is_a_line_that_installs_it(tmp_path):
         assert done.returncode == 2
 
 
-def test_the_demo_prints_its_consoles_link_and_its_books_agree(tmp_path):
+def test_demo_prints_a_console_link_and_its_ledger_matches(tmp_path):
     with Demo(tmp_path) as demo:
         (line,) = [one for one in demo.output.splitlines() if one.startswith("Operators' console: ")]
         address, _, token = line.removeprefix("Operators' console: ").partition("/login#")

@@ -16,7 +16,7 @@ from oncekey.console.dossier import token_of
 from oncekey.console.letters import MANY
 from oncekey.console.orders import DOCS
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
-from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, Intent, ParcelKind, RecordId, State
+from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, EntryKind, Intent, MemoEntry, ParcelKind, RecordId, State
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.engine import operate
 from operate.rows import a_parcel, bury
@@ -92,7 +92,7 @@ async def test_dead_letters_are_filtered(url, world):
         assert "Enter an age as 90s" in said(await visitor.get("letters?older=soon"))
 
 
-async def test_a_payload_is_shown_when_asked_for_and_that_is_audited(url, world):
+async def test_showing_a_dead_letter_payload_is_audited(url, world):
     parcel = dead(world, "bulk-1")
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in(BOB)
@@ -104,7 +104,7 @@ async def test_a_payload_is_shown_when_asked_for_and_that_is_audited(url, world)
     assert notes(world, parcel.record_id) == [(Trigger.DISCLOSE, "bob", "the customer called")]
 
 
-async def test_what_would_be_refused_is_not_offered(url, world):
+async def test_console_does_not_offer_actions_that_would_be_refused(url, world):
     record = hopeless(world)
     letter = letter_of(world, record.id.key)
     async with Visitor(console_on(url)) as visitor:
@@ -121,11 +121,15 @@ async def test_what_would_be_refused_is_not_offered(url, world):
         assert "/move/retry" not in record_page.text
         assert "/move/release" not in record_page.text
         assert "Not possible now" in said(record_page)
+        offered = said(await visitor.get(f"record/{token_of(OUTBOX)}")).partition("Not possible now")
+        assert "Retry send_refund" in offered[0]
+        assert "Send send_refund again" not in offered[0]  # a retry of the letter does the same
+        assert "Resume create_refund : its call is in the outbox or among the dead letters" in offered[2]
         listed = await visitor.get("letters")
         assert f"/letter/{letter.parcel.id}/move/" not in listed.text
 
 
-async def test_a_record_offers_what_each_order_does_and_what_the_client_gets(url, world):
+async def test_record_page_explains_each_action_and_its_client_response(url, world):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         words = said(await visitor.get(f"record/{token_of(RecordId(ACME, PHASED_KEY))}"))
@@ -134,13 +138,30 @@ async def test_a_record_offers_what_each_order_does_and_what_the_client_gets(url
         assert "→ retryable" not in words.partition("Timeline")[0]
         assert "Expires" not in words
         live = said(await visitor.get(f"record/{token_of(RecordId(ACME, 'checkout-7731'))}"))
-        assert "Not possible now Release the key : its owner may be alive" in live
+        assert "Not possible now Release the key : its owner may be running" in live
         assert "Expires" not in live
         assert "Expires" in said(await visitor.get(f"record/{token_of(RecordId(ACME, 'cart-00000'))}"))
+        steps = (MemoEntry("paid", EntryKind.PHASE, "1"),)
+        resumable = put(world, State.FAILED_RETRYABLE, Effects.PHASED, "resumable", memo=steps, recovery_point="paid")
+        for record_id in (resumable.id, RecordId(ACME, "refund-881")):  # a pending one
+            assert "Expires" not in said(await visitor.get(f"record/{token_of(record_id)}"))
+
+
+async def test_impossible_actions_are_listed_only_for_the_current_state(url, world):
+    """Also while a worker holds one of its messages, which forbids every order."""
+    done = put(world, State.COMPLETED, Effects.LOCAL, "sending", parcels=[lambda one: a_parcel(one, ParcelKind.EMIT)])
+    letter = letter_of(world, done.id.key)
+    assert world.go(world.store.operate.revive(letter, an_audit_line(world, letter.parcel)))
+    assert world.go(world.store.outbox.due("worker", (letter.parcel.topic,), 1, MINUTE))
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        refused = said(await visitor.get(f"record/{token_of(done.id)}")).partition("Not possible now")[2]
+    assert refused.startswith(" Remove the stored response : a worker holds a parcel of it")
+    assert not re.search("Confirm|declined|Retry", refused.partition("Timeline")[0])
 
 
 @pytest.mark.parametrize("order", ["retry", "discard"])
-async def test_an_order_for_many_does_what_its_preview_showed(url, world, order):
+async def test_bulk_action_changes_exactly_the_previewed_dead_letters(url, world, order):
     parcels = [dead(world, f"bulk-{number}", topic="receipt") for number in range(3)]
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
@@ -159,7 +180,7 @@ async def test_an_order_for_many_does_what_its_preview_showed(url, world, order)
     assert world.go(world.store.outbox.find_dead_letter(late.id)) is not None
 
 
-async def test_what_changed_since_the_preview_is_left_out_and_reported(url, world):
+async def test_bulk_action_skips_and_reports_letters_changed_since_preview(url, world):
     again, gone, same = (dead(world, f"bulk-{number}", topic="receipt") for number in range(3))
     lost = hopeless(world)
     async with Visitor(console_on(url)) as visitor:
@@ -177,19 +198,19 @@ async def test_what_changed_since_the_preview_is_left_out_and_reported(url, worl
         assert "4 dead letters retried" in done  # bulk-2 and the three of the fixture
         assert "3 dead letters were left out" in done
         assert f"{again.id} it has changed since you looked" in done
-        assert f"{gone.id} there is no dead letter of this id" in done
+        assert f"{gone.id} there is no dead letter with this id" in done
     assert world.go(flows.find_parcel(world.store.outbox, same.id)) is not None
     assert world.go(world.store.outbox.find_dead_letter(again.id)) is not None
     assert world.record(OUTBOX).response.status == 201
 
 
-async def test_a_letter_that_was_shown_alone_does_not_settle_a_request(url, world):
+async def test_bulk_discard_skips_a_letter_that_would_settle_a_request(url, world):
     letter = letter_of(world, OUTBOX_KEY)
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         shown = f"{letter.parcel.id}.{letter.died_at}."  # as if its request had been settled when it was shown
         done = said(await visitor.post("letters/move/discard", chosen=shown, reason=WHY))
-    assert "its request is unknown, and would be settled with it" in done
+    assert "the outcome of its request is unknown, and would be settled, too" in done
     assert world.record(OUTBOX).state is State.UNKNOWN
 
 
@@ -206,9 +227,12 @@ def died_again(world, letter):
 
 @pytest.mark.parametrize(
     ("error", "why"),
-    [(StoreUnavailableError, "not done: the store does not respond"), (CommitAmbiguousError, "it may have been done")],
+    [
+        (StoreUnavailableError, "not done: the store does not respond"),
+        (CommitAmbiguousError, "the change may have been made"),
+    ],
 )
-async def test_a_store_that_fails_on_the_way_is_reported_letter_by_letter(url, world, monkeypatch, error, why):
+async def test_bulk_action_reports_each_letter_after_a_store_failure(url, world, monkeypatch, error, why):
     parcels = [dead(world, f"bulk-{number}", topic="receipt") for number in range(3)]
     retry, tried = operate.retry, []
 
@@ -229,7 +253,7 @@ async def test_a_store_that_fails_on_the_way_is_reported_letter_by_letter(url, w
     assert sum(bool(notes(world, parcel.record_id)) for parcel in parcels) == 1
 
 
-async def test_an_order_for_many_needs_a_reason_a_proof_and_the_role(url, world):
+async def test_bulk_action_requires_reason_csrf_token_and_operate_role(url, world):
     parcel = dead(world, "bulk-1", topic="receipt")
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
@@ -282,7 +306,7 @@ async def test_an_audit_line_leads_to_its_record(url, world):
         assert re.search(r"3 times since .* no answer in 10 s", everybody)
 
 
-def test_every_runbook_is_there():
+def test_every_runbook_link_of_the_console_exists():
     root = Path(__file__).parents[2]
     templates = (root / "src/oncekey/console/orders.py", root / "src/oncekey/console/pages.py")
     links = {link for one in templates for link in re.findall(r"(?:runbooks|howto)/[\w#.-]+", one.read_text("utf-8"))}

@@ -10,12 +10,12 @@ from decimal import Decimal
 
 import pytest
 
-from console.trouble import ACME, DONE_KEY, INLINE_KEY, NASTY, OUTBOX_KEY, PHASED_KEY, ZETA, fill, opened, put
+from console.trouble import ACME, DONE_KEY, INLINE_KEY, NASTY, OUTBOX_KEY, PHASED_KEY, ZETA, fill, noted, opened, put
 from console.visiting import ANN, Visitor, console_on, said
 from oncekey.console import Console, Ledger
 from oncekey.console.dossier import record_id_of, token_of
 from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, EntryKind, MemoEntry, RecordId, State, StoredResponse
-from oncekey.core.transitions import Actor, Mover, Trigger
+from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.core.upkeep import Expired
 from oncekey.ops.stats import ENDINGS, End, Recent, Sample, series
 from oncekey.reconcile import LedgerEntry
@@ -35,7 +35,7 @@ def trouble(url):
         yield world
 
 
-async def test_the_overview_says_how_things_are(url, trouble):  # R135, R213
+async def test_overview_shows_counts_and_worker_status(url, trouble):  # R135, R213
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         page = await visitor.get("")
@@ -50,7 +50,7 @@ async def test_the_overview_says_how_things_are(url, trouble):  # R135, R213
         assert "<html" not in live
 
 
-async def test_an_empty_store_is_said_to_be_well_but_for_its_workers(url):
+async def test_overview_of_an_empty_store_only_reports_missing_workers(url):
     with opened(url) as world:
         async with Visitor(console_on(url)) as visitor:
             await visitor.log_in()
@@ -64,7 +64,7 @@ async def test_an_empty_store_is_said_to_be_well_but_for_its_workers(url):
             assert "No operator has changed anything" in said(await visitor.get("audit"))
 
 
-async def test_the_charts_get_numbers(url, trouble):
+async def test_series_endpoint_returns_chart_data(url, trouble):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         data = (await visitor.get("series.json?window=1+h")).json()
@@ -76,7 +76,7 @@ async def test_the_charts_get_numbers(url, trouble):
     assert data["lag"][2][0] > 3600
 
 
-async def test_records_are_filtered_and_gone_on_with(url, trouble):
+async def test_record_list_is_filtered_and_paginated(url, trouble):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
 
@@ -101,7 +101,7 @@ async def test_records_are_filtered_and_gone_on_with(url, trouble):
         assert len(found) == len(set(found)) == 63
 
 
-async def test_a_key_is_found_by_all_that_people_know_of_it(url, trouble):
+async def test_search_finds_a_record_by_key_prefix_or_reference(url, trouble):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         for known in (PHASED_KEY, f'"{PHASED_KEY}"', "ch_3Pq8"):
@@ -116,7 +116,7 @@ async def test_a_key_is_found_by_all_that_people_know_of_it(url, trouble):
         assert (await visitor.post("find", key="")).headers["location"] == "/records"
 
 
-async def test_the_page_of_a_record_tells_what_it_means_and_what_happened(url, trouble):
+async def test_record_page_explains_the_state_and_shows_the_timeline(url, trouble):
     console = console_on(
         url,
         trace_url="https://traces.example/trace/{trace}",
@@ -147,7 +147,7 @@ async def test_the_page_of_a_record_tells_what_it_means_and_what_happened(url, t
         assert "ch_3Pq8" in words
 
 
-async def test_contents_are_shown_when_asked_for_and_that_is_audited(url, trouble):
+async def test_showing_record_contents_is_audited(url, trouble):
     # A number that was drawn may have the same digits in it.
     secrets = [re.compile(rf"(?<![\w-]){secret}(?![\w-])") for secret in ("o_1017", "4242", "r_77")]
     async with Visitor(console_on(url)) as visitor:
@@ -169,14 +169,18 @@ async def test_contents_are_shown_when_asked_for_and_that_is_audited(url, troubl
     assert (record.version, record.fence) == (7, 3)
 
 
-async def test_the_audit_is_by_people_or_by_everybody(url, trouble):
+async def test_audit_page_shows_operators_or_all_actors(url, trouble):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         assert "no answer in 10 s" not in said(await visitor.get("audit"))
-        assert "no answer in 10 s" in said(await visitor.get("audit?who=all"))
+        record = trouble.record(RecordId(ACME, PHASED_KEY))
+        noted(trouble, Note.of(record, State.UNKNOWN, Trigger.DOUBT, Mover(Actor.WORKER, "w"), "call_uncertain"))
+        everybody = said(await visitor.get("audit?who=all"))
+        assert "no answer in 10 s" in everybody
+        assert "outcome became unknown unknown an external call got no reply" in everybody
 
 
-async def test_the_queues_say_where_to_look(url, trouble):
+async def test_queue_pages_show_references_for_the_provider(url, trouble):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()
         words = said(await visitor.get("unknown"))
@@ -194,7 +198,7 @@ async def test_the_queues_say_where_to_look(url, trouble):
         assert (await visitor.get("letter/nonsense")).status_code == 404
 
 
-async def test_everything_that_others_wrote_is_text(url):
+async def test_pages_escape_all_text_from_clients_and_providers(url):
     with opened(url) as world:
         memo = (MemoEntry(NASTY, EntryKind.PHASE, json.dumps(NASTY)),)
         put(
@@ -236,7 +240,7 @@ def coded(value):
     return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
 
 
-async def test_an_address_that_is_none_is_a_page(url):
+async def test_invalid_record_url_returns_a_404_page(url):
     with opened(url):
         async with Visitor(console_on(url)) as visitor:
             await visitor.log_in()
@@ -245,6 +249,7 @@ async def test_an_address_that_is_none_is_a_page(url):
                 answer = await visitor.get(f"record/{token}")
                 assert answer.status_code == 404
                 assert "There is no such" in said(answer)
+                assert 'href="/unknown"' in answer.text
 
 
 async def test_keys_that_the_reaper_deleted_together_are_one_line(url):
@@ -263,7 +268,7 @@ async def test_keys_that_the_reaper_deleted_together_are_one_line(url):
             assert "worker-7 last deleted keys of this tenant at 2" in said(answer)
 
 
-async def test_what_nobody_can_mean_is_passed_over(url):
+async def test_pages_ignore_invalid_query_parameters(url):
     places = (
         {"unknown": [1, "a\0", "b"]},
         {"unknown": [2**70, "a", "b"]},
@@ -291,7 +296,7 @@ async def test_what_nobody_can_mean_is_passed_over(url):
                 assert (await visitor.post("find", key=key, tenant="t\0")).status_code in {200, 303}
 
 
-async def test_a_store_that_is_away_is_a_page(tmp_path):
+async def test_unreachable_store_returns_a_503_page(tmp_path):
     async with Visitor(Console("postgresql://nobody@127.0.0.1:9/none", tokens=f"ann:operate:{ANN}")) as visitor:
         await visitor.http.post("login", data={"token": ANN})
         answer = await visitor.get("")
@@ -309,14 +314,14 @@ async def test_a_store_without_tables_is_a_page(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["plain", "ключ", "a/b?c#d", NASTY, "\U0001f511"])
-def test_a_record_has_an_address(key):
+def test_record_token_round_trips_any_record_id(key):
     record_id = RecordId(ACME, key)
     token = token_of(record_id)
     assert re.fullmatch(r"[\w-]+", token)
     assert record_id_of(token) == record_id
 
 
-def test_ends_are_counted_by_when_they_were():
+def test_outcome_series_counts_requests_by_end_time():
     now = 1_000 * MINUTE
     ends = [
         End(State.COMPLETED, None, "a", now - 90 * SECOND, 5_000),
@@ -349,14 +354,14 @@ async def test_no_key_and_no_token_is_logged(url, trouble, caplog):  # R195
         await visitor.post(path)
         await visitor.get(f"{path}/move/nonsense")
     ours = [one.getMessage() for one in caplog.records if one.name.startswith("oncekey")]
-    assert any("a wrong token was given" in line for line in ours)
+    assert any("log-in with an invalid token" in line for line in ours)
     assert any("ann logged in" in line for line in ours)
     for secret in (PHASED_KEY, ANN, "a-wrong-token-0123456789", path.removeprefix("record/")):
         assert not any(secret in line for line in ours)
 
 
 @pytest.mark.parametrize("waits", [False, True], ids=["def", "async def"])
-async def test_the_books_are_compared(url, trouble, waits):  # R140
+async def test_console_compares_records_with_the_provider_ledger(url, trouble, waits):  # R140
     entries = [LedgerEntry("nobody-sent-this", "ch_orphan", Decimal(1999), "EUR"), LedgerEntry(None, "ch_3Pq8")]
     asked = []
 
@@ -370,7 +375,7 @@ async def test_the_books_are_compared(url, trouble, waits):  # R140
     books = Ledger(booked_later if waits else booked, minor_units=waits)
     async with Visitor(console_on(url, ledger=books)) as visitor:
         await visitor.log_in()
-        assert "Reads every announced call and every charge since then." in said(await visitor.get("ledger"))
+        assert "Compares all announced calls and charges of this period." in said(await visitor.get("ledger"))
         words = said(await visitor.post("ledger", span="2h"))
         assert "2 differences in 2 charges and 1 call." in words
         assert "orphan charge the provider has a charge for a call that was never announced" in words

@@ -91,7 +91,7 @@ NARROW = (
 )
 
 
-def test_every_statement_of_the_console_is_looked_at():
+def test_every_console_statement_has_an_expected_plan():
     assert set(WANTED) == set(survey.STATEMENTS)
 
 
@@ -119,7 +119,7 @@ def test_postgres_uses_the_index(full, name, narrow):
 
 
 @pytest.mark.parametrize("name", [name for name in WANTED if name.startswith("walk_")])
-def test_a_page_sorts_nothing_and_reads_no_more_than_it_looks_at(full, name):
+def test_list_page_reads_only_its_limit_without_sorting(full, name):
     plan = explained(full, name, NARROW | {"looked": 500, "skipped": 499, "operation": "none such"}, analyze=True)
     table = "dead_letter" if name == "walk_letters" else "record"
     rows = max(node["Actual Rows"] for node in plan if node.get("Relation Name") == table)

@@ -37,7 +37,7 @@ def all_of(world, wanted, limit, **options):
 
 
 @pytest.mark.parametrize("state", [*UNFINISHED, *FINISHED])
-def test_a_state_is_walked_whole_and_in_order(world, state):
+def test_listing_a_state_returns_all_records_in_order(world, state):
     for number in range(1, 12):
         put(world, state, number)
     found, pages = all_of(world, Walk(states=(state,)), 4)
@@ -47,7 +47,7 @@ def test_a_state_is_walked_whole_and_in_order(world, state):
     assert all(one.response is None or one.response.body is None for one in found)
 
 
-def test_states_are_walked_as_one(world):
+def test_listing_merges_all_states_in_order(world):
     states = [State.UNKNOWN, State.PENDING, State.IN_PROGRESS, State.FAILED_RETRYABLE, State.COMPLETED]
     for number in range(1, 41):
         put(world, states[number % 5], number)
@@ -55,7 +55,7 @@ def test_states_are_walked_as_one(world):
     assert numbers(found) == [number for number in range(1, 41) if number % 5 != 4]
 
 
-def test_records_of_one_instant_are_met_once_each(world):
+def test_records_with_equal_times_are_listed_once_each(world):
     # The order of texts is the database's: nobody else may guess it.
     keys = [f"{letter}{number}" for number in range(3) for letter in "aBä_-~Zz"]
     for place, key in enumerate(keys):
@@ -64,7 +64,7 @@ def test_records_of_one_instant_are_met_once_each(world):
     assert sorted(one.id.key for one in found) == sorted(keys)
 
 
-def test_it_is_filtered_by_all_that_it_is_asked_for(world):
+def test_listing_applies_every_filter(world):
     put(world, State.UNKNOWN, 1, operation="pay", last_error="status_503")
     put(world, State.UNKNOWN, 2, operation="pay", last_error="call_uncertain", effects=Effects.INLINE)
     put(world, State.UNKNOWN, 3, operation="ship", last_error="status_503", scope="1:-5:other")
@@ -87,7 +87,7 @@ def test_it_is_filtered_by_all_that_it_is_asked_for(world):
     assert found(beginning="KEY") == []
 
 
-def test_a_page_looks_at_a_bounded_number_and_can_be_gone_on_with(world):
+def test_page_examines_a_bounded_number_and_can_be_continued(world):
     for number in range(1, 31):
         put(world, State.UNKNOWN, number, operation="rare" if number in {3, 25} else "usual")
         put(world, State.PENDING, number + 100, operation="usual")
@@ -164,7 +164,7 @@ def test_a_record_is_found_by_its_incarnation(world):
     assert numbers(part.records) == [1]
 
 
-def test_the_store_that_is_empty_says_what_time_it_is(world):
+def test_empty_store_returns_the_time_and_no_records(world):
     part = world.go(world.store.survey.walk(Walk(), 10))
     assert (part.now, part.records, dict(part.further), part.broken_off) == (NOW, (), {}, False)
     tally = world.go(world.store.survey.tally())
@@ -174,7 +174,7 @@ def test_the_store_that_is_empty_says_what_time_it_is(world):
     assert world.go(world.store.survey.notes(10)).entries == ()
 
 
-def test_a_key_is_found_whole_or_by_the_beginning_of_an_unfinished_one(world):
+def test_search_finds_whole_keys_and_prefixes_of_unfinished_ones(world):
     put(world, State.COMPLETED, 11)
     put(world, State.UNKNOWN, 12)
     survey = world.store.survey
@@ -183,7 +183,7 @@ def test_a_key_is_found_whole_or_by_the_beginning_of_an_unfinished_one(world):
     assert world.go(survey.named("key-0011", "1:-5:other", 5)).records == ()
 
 
-def test_what_waits_is_counted_with_its_oldest(world):
+def test_tally_counts_unresolved_work_with_its_oldest_time(world):
     put(world, State.UNKNOWN, 5)
     put(world, State.UNKNOWN, 9)
     put(world, State.IN_PROGRESS, 1, lease_until=NOW - SECOND)
@@ -207,7 +207,7 @@ def test_what_waits_is_counted_with_its_oldest(world):
     assert not tally.of("unknown").more
 
 
-def test_how_requests_ended(world):
+def test_ended_lists_outcome_and_duration_of_requests(world):
     put(world, State.COMPLETED, 1, last_run_at=NOW - 3 * SECOND, finished_at=NOW - SECOND)
     put(world, State.COMPLETED, 2, outcome=Outcome.FAILURE, response=StoredResponse(402, (), b"no"))
     put(world, State.UNKNOWN, 3, last_run_at=NOW - MINUTE)
@@ -222,7 +222,7 @@ def test_how_requests_ended(world):
     assert ends[2].at == NOW - MINUTE
 
 
-def test_all_that_hangs_on_a_record(world):
+def test_record_view_includes_its_evidence_and_parcels(world):
     record = a_row(State.UNKNOWN, Effects.OUTBOX, intent=an_intent())
     dead, ready = a_parcel(record), a_parcel(record, ParcelKind.EMIT)
     write(world, record, dead)
@@ -247,7 +247,7 @@ def test_all_that_hangs_on_a_record(world):
     assert parcels[ParcelKind.EMIT].payload == ready.payload
 
 
-def test_the_audit_is_read_backwards(world):
+def test_audit_log_is_listed_newest_first(world):
     record = a_row(State.UNKNOWN)
     for number in range(9):
         actor = Actor.OPERATOR if number in {1, 7} else Actor.SWEEPER

@@ -1,4 +1,4 @@
-"""The operators' console in a browser: it shows what waits and what happened to a key, and lets operators move it.
+"""The operators' console in a browser: pending work, the history of each key, and actions.
 
 It needs the extra `oncekey[console]`: Starlette and Jinja2.
 """

@@ -31,9 +31,9 @@ ATTEMPTS: Final = 5
 """Wrong tokens from one address within PATIENCE seconds, after which the console refuses log-ins from there."""
 PATIENCE: Final = 300.0
 ALL_ATTEMPTS: Final = 100
-"""The same from all addresses together."""
+"""The same limit for all addresses together."""
 _SOURCES: Final = 1000
-_FORM: Final = "a token is given as NAME:ROLE:TOKEN, one to a line, and ROLE is read or operate"
+_FORM: Final = "write tokens as NAME:ROLE:TOKEN, one per line, where ROLE is read or operate"
 
 
 class Role(StrEnum):
@@ -49,7 +49,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A person, by the name that the audit keeps."""
+    """A person, by the name that the audit records."""
 
     name: str
     role: Role = Role.READ
@@ -64,13 +64,13 @@ class Tokens:
             if len(token) < SHORTEST_TOKEN:
                 raise ConfigurationError(
                     f"the console's token of {operator.name} is shorter than {SHORTEST_TOKEN} characters: "
-                    'make one with python -c "import secrets; print(secrets.token_urlsafe(24))"'
+                    'generate one with python -c "import secrets; print(secrets.token_urlsafe(24))"'
                 )
             if not operator.name.strip():
                 raise ConfigurationError(f"a token without a name: {_FORM}")
             self._known[_digest(token)] = operator
         if not self._known:
-            raise ConfigurationError(f"the console got no token: {_FORM}")
+            raise ConfigurationError(f"the console has no tokens: {_FORM}")
 
     @classmethod
     def read(cls, text: str) -> Tokens:
@@ -102,7 +102,7 @@ class Session:
 
     operator: Operator
     nonce: str
-    """The session's own random value: the token in each form is made of it, and a log-out names it."""
+    """The session's own random value: the token in each form is derived from it, and a log-out names it."""
     began: float
     seen: float
     ticket: str = ""
@@ -161,7 +161,7 @@ class Sessions:
 
 
 class Attempts:
-    """Wrong tokens lately, by address; the number of addresses that are remembered is bounded."""
+    """Recent wrong tokens, by address; the number of addresses is bounded."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

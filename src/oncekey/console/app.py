@@ -55,12 +55,10 @@ BY_ITSELF: Final = frozenset({"/live", "/series.json"})
 """Paths that an open page requests by itself: such a request does not extend the session."""
 LARGEST_FORM: Final = 2 * 1024 * 1024
 OFF: Final = (
-    "the console is off until an operator can log in: give it tokens='ann:operate:TOKEN', or authenticate=, a function "
-    "that is handed the request and returns an Operator or None"
+    "the console needs either tokens='ann:operate:TOKEN' or authenticate=, a function that receives the request and "
+    "returns an Operator or None"
 )
-NO_TRACE: Final = (
-    "trace_url is where a trace is looked at, with {trace} in the place of its id: https://traces.example/trace/{trace}"
-)
+NO_TRACE: Final = "trace_url must be the URL of a trace, with {trace} for its ID: https://traces.example/trace/{trace}"
 ONLY_HERE: Final = (
     "This console accepts requests from this machine only. To open it to others, behind TLS, set "
     "Console(public=True) or run oncekey console --public."
@@ -74,10 +72,10 @@ class Console:
     """The operators' console on a store: a URL, or the application's own `Once`.
 
     `tokens` lists who may log in (`NAME:ROLE:TOKEN`, by lines), or `authenticate` lets the application decide. `secret`
-    signs sessions; several processes need the same one. `namespace` is the policy's. `trace_url` is where a trace is
-    looked at, with `{trace}` for its id; `links` gives further addresses for a record by what they are called.
-    `ledger` are the provider's books, to be compared with ours. `history` remembers the numbers of the charts.
-    `seal` opens what is sealed in a store that is given by its URL; a `Once` has its own.
+    signs sessions; several processes need the same one. `namespace` is the policy's. `trace_url` is the URL of a
+    trace, with `{trace}` for its ID; `links` returns more links for a record, by name. `ledger` is the provider's
+    ledger, to compare with the store. `history` stores the charts' data. `seal` decrypts the contents of a store
+    that is given by its URL; a `Once` has its own.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class Console:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; every answer has the security headers for browsers."""
+        """Handle one request; every response has the security headers for browsers."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -158,10 +156,10 @@ class Console:
             return
         await self._app(scope, receive, sending)
 
-    # What pages ask for
+    # Used by the pages
 
     async def engine(self) -> AsyncEngine:
-        """The engine of the running event loop, with a schema that fits."""
+        """The engine of the running event loop, after a check of its schema."""
         if not isinstance(self.store, str):
             return self.store.asynchronous()
         loop = asyncio.get_running_loop()
@@ -180,23 +178,23 @@ class Console:
         return engine
 
     async def ask(self, flow: Callable[[Any], Flow[T]]) -> T:
-        """Run the flow that `flow` makes for the store, and return its result."""
+        """Run the flow that `flow` creates for the store, and return its result."""
         engine = await self.engine()
         return await adrive(flow(engine.store), engine.driver.run)
 
     async def forget(self, record_id: RecordId) -> None:
-        """Remove an answer from the caches in front of the store; a console without a `Once` knows of none."""
+        """Remove a response from the caches in front of the store; a console without a `Once` has none."""
         if not isinstance(self.store, str):
             await self.store.forget(record_id)
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """The lifespan of a console that is served by itself; the application closes a mounted one."""
+        """The lifespan of a console that is served alone; the application closes a mounted one."""
         yield
         await self.close()
 
     async def close(self) -> None:
-        """Give back the connections that are the console's own."""
+        """Close the console's own connections."""
         for engine in list(self._engines.values()):
             await engine.close()
         self._engines.clear()
@@ -216,7 +214,7 @@ class Console:
             **context,
         )
 
-    # Letting in
+    # Log-in
 
     def _own_routes(self) -> Sequence[Route]:
         return (
@@ -305,7 +303,7 @@ class Console:
         form = await _form(request)
         if not _from_here(request):
             raise Refused(403, "The form was rejected", "Another site sent it. You were not logged in.")
-        # Nothing is awaited from here until the attempt is counted: others were judged while the form was read.
+        # Nothing is awaited from here until the attempt is counted: other attempts ended while the form was read.
         wait = self._attempts.wait(source)
         if wait:
             answer = await self._show_login(request, f"Too many invalid tokens. Try again in {wait} seconds.", 429)
@@ -315,7 +313,7 @@ class Console:
         operator = None if ticket is None else self.tokens.operator(ticket)
         if ticket is None or operator is None:
             self._attempts.failed(source)
-            log.warning("console: a wrong token was given from %s", source)
+            log.warning("console: log-in with an invalid token from %s", source)
             return await self._show_login(request, "The token is not valid.", 401)
         self._attempts.forget(source)
         wanted = form.get("next", "")
@@ -349,7 +347,7 @@ class Console:
         return self._message(request, error.status_code, heading, sentence)
 
     async def _on_silence(self, request: Request, error: Exception) -> Response:
-        log.error("console: the store does not answer (%s)", type(error).__name__)
+        log.error("console: the store does not respond (%s)", type(error).__name__)
         sentence = "Nothing was changed. Protected requests are rejected until the store is back. Try again."
         return self._message(request, 503, "The store does not respond", sentence)
 
@@ -371,12 +369,12 @@ class Console:
         return self._message(request, 500, "Internal error", sentence)
 
     def _message(self, request: Request, status: int, heading: str, sentence: str) -> Response:
-        context = {"heading": heading, "sentence": sentence, "status_code": status}
-        return self.views.page(base_of(request), "message.html", status, **context)
+        context = {"heading": heading, "sentence": sentence, "has_ledger": self.ledger is not None, "here": ""}
+        return self.views.page(base_of(request), "message.html", status, status_code=status, **context)
 
 
 def _is_local(scope: Scope) -> bool:
-    """Whether the request is from this machine and its Host names it: another site's name may resolve to here."""
+    """Whether the request is from this machine and its Host names it: another site's name may resolve to it."""
     client = scope.get("client")
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     name = re.sub(r":\d+$", "", hosts[0]).lower() if hosts else ""
@@ -388,7 +386,7 @@ def _is_local(scope: Scope) -> bool:
 
 
 def _from_here(request: Request) -> bool:
-    """Whether a page of this site sent a form, as far as the browser's headers say."""
+    """Whether a page of this site sent a form, according to the browser's headers."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in {"same-origin", "none"}
@@ -397,7 +395,7 @@ def _from_here(request: Request) -> bool:
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """The fields of a form; of several with one name the last counts."""
+    """The fields of a form; the last of several with one name."""
     if request.headers.get("content-type", "").partition(";")[0] != "application/x-www-form-urlencoded":
         raise Refused(415, "Not a form", "Nothing was changed.")
     body = b""

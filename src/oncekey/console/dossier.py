@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.console.orders import FOR_LETTERS, Words, refusal_of, runbook_of, words_of
 from oncekey.core.enclosing import shown_text
 from oncekey.core.envelopes import described, key_of_answer, key_of_text
+from oncekey.core.guards import is_plain
 from oncekey.core.memo import decode
-from oncekey.core.model import Effects, Instant, MemoEntry, Record, RecordId, State, StoredResponse
+from oncekey.core.model import Effects, Instant, MemoEntry, Outcome, Record, RecordId, State, StoredResponse
 from oncekey.core.operate import PROVIDER_LAG, Forbidden, Move, Order, Possibility, believed_from, possible, refusals
 from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Actor, AuditEntry, Trigger
 from oncekey.engine.operate import operations_of, survey_of
 from oncekey.engine.request import look
-from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, why
+from oncekey.ops.explain_retry import WHY, downstream_keys, meaning, prospect, why
 
 if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.flow import Flow
     from oncekey.core.resolution import AnnouncedCall, Evidence
+    from oncekey.core.transitions import Note
     from oncekey.ops.stats import ParcelView
     from oncekey.ports.store import Store
 
@@ -52,14 +54,14 @@ TRIGGERS: Final[Mapping[Trigger, str]] = MappingProxyType(
         Trigger.DISCLOSE: "contents shown",
         Trigger.LOG_OUT: "logged out of the console",
         Trigger.SETTLE: "response stored",
-        Trigger.HAND_BACK: "interrupted; to be resumed",
+        Trigger.HAND_BACK: "interrupted: a retry or a worker resumes it",
     }
 )
-"""Moves in a few words; the others have their names from the table."""
+"""Triggers in a few words; the others are shown by name."""
 
 _WAIT: Final[Mapping[Situation, str]] = MappingProxyType(
     {
-        Situation.STALE: "Nothing, if a worker is alive: it releases the key soon after the lease ended.",
+        Situation.STALE: "Nothing if a worker is alive: it releases the key soon after the lease ends.",
         Situation.PENDING: "Nothing: a worker makes the call. If it stays pending, check that a worker is alive.",
         Situation.LIVE: "Wait until its lease ends: its owner may be running.",
         Situation.COMPLETED: "Nothing: the request has its response.",
@@ -68,7 +70,6 @@ _WAIT: Final[Mapping[Situation, str]] = MappingProxyType(
 )
 
 NOT_NOW: Final = "it does not apply to a record in this state"
-MAY_BE_MADE: Final = "a call may have been made. Check with the provider, then choose one of the actions above"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class Dossier:
 
     @property
     def why(self) -> str | None:
-        """Why it is not done."""
+        """Why it is not completed."""
         return why(self.record)
 
     @property
@@ -147,6 +148,8 @@ class Dossier:
         if situation is Situation.RETRYABLE:
             who = "a client's retry, or a worker," if record.request else "a client's retry"
             return f"Nothing: {who} executes the rest."
+        if situation is Situation.COMPLETED and record.outcome is Outcome.FAILURE:
+            return "Nothing, unless you have fixed the cause of the failure."
         if situation is not Situation.UNKNOWN:
             return _WAIT.get(situation, "")
         if record.intent is None and record.effects is not Effects.INLINE:
@@ -157,6 +160,12 @@ class Dossier:
             later = "will not check again" if record.reconcile_after is None else "will check again"
             asked = f" A resolver has checked {often} and {later}."
         return f"Look up the call at the provider, then choose what you found.{asked}"
+
+    @property
+    def expires(self) -> bool:
+        """Whether the record expires: an unfinished one does not, unless a retry would start from the beginning."""
+        retryable = self.record.state is State.FAILED_RETRYABLE
+        return self.record.state in {State.COMPLETED, State.EXPIRED} or (retryable and is_plain(self.record))
 
     @property
     def references(self) -> dict[str, str]:
@@ -170,12 +179,12 @@ class Dossier:
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The orders that an operator may give now; of two that do the same the plainer one."""
-        released = {one.row for one in self.possible if one.order is Order.RELEASE}
+        """The orders that an operator may give now; of two with the same effect, the plainer one."""
+        plainer = {one.row for one in self.possible if one.order in {Order.RELEASE, Order.RETRY}}
         return tuple(
             Choice(one.order, self.words(one.order), one.letter if one.order in FOR_LETTERS else None)
             for one in self.possible
-            if not (one.order is Order.NOT_EXECUTED and one.row in released)
+            if not (one.order is Order.NOT_EXECUTED and one.row in plainer)
         )
 
     @property
@@ -192,8 +201,6 @@ class Dossier:
             return ""
         if order not in self.refusals:
             return NOT_NOW
-        if order is Order.RELEASE and self.record.state is State.UNKNOWN and self.refusals[order].rule:
-            return MAY_BE_MADE
         return refusal_of(order, self.refusals[order])
 
     def words(self, order: Order) -> Words:
@@ -203,7 +210,7 @@ class Dossier:
 
     @property
     def outline(self) -> str:
-        """What the open call's result looked like the last time, with gaps for its values."""
+        """The shape of the last result of the open call, with placeholders for its values."""
         if self.last is None or key_of_text(self.last.result) is not None:
             return ""
         return _outlined(shape_of(decode(self.last.result)))
@@ -245,7 +252,7 @@ class Dossier:
         for entry in self.lines:
             yield _line(entry, record)
         if record.finished_at is not None:
-            status = "" if record.response is None else f"with {record.response.status}"
+            status = "" if record.response is None else f"status {record.response.status}"
             yield Event(record.finished_at, "response stored", status, to=State.COMPLETED)
 
 
@@ -255,7 +262,7 @@ def _line(entry: AuditEntry, record: Record) -> Event:
     return Event(
         at=entry.at,
         what=TRIGGERS.get(note.trigger, note.trigger.value.replace("_", " ")),
-        detail=note.why,
+        detail=reason(note),
         who=by,
         fence=note.fence,
         source=note.source,
@@ -263,6 +270,11 @@ def _line(entry: AuditEntry, record: Record) -> Event:
         operator=note.actor is Actor.OPERATOR,
         other_life=note.incarnation != record.incarnation,
     )
+
+
+def reason(note: Note) -> str:
+    """The reason of an audit line; an error code as text, unless an operator wrote it."""
+    return note.why if note.actor is Actor.OPERATOR else WHY.get(note.why, note.why)
 
 
 def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier | None]:
@@ -284,6 +296,8 @@ def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier 
     if phase is not None and record.effects is Effects.PHASED:
         last = yield from operations.last_result(record.operation, phase)
     parcels = yield from operations.parcels(record.incarnation)
+    meant = {one.order for one in possible(record, now)} | set(refusals(record, now))
+    refused = {order: why for order, why in refusals(record, now, parcels).items() if order in meant}
     return Dossier(
         record=record,
         now=now,
@@ -295,7 +309,7 @@ def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier 
         last=last,
         inline=inline,
         possible=possible(record, now, parcels),
-        refusals=refusals(record, now, parcels),
+        refusals=refused,
     )
 
 
@@ -339,7 +353,7 @@ def after(move: Move) -> Record:
 
 
 def body_of(response: StoredResponse) -> str:
-    """A stored body as text for people; what is no text as Base64."""
+    """A stored body as text; Base64 if it is not text."""
     key_id = key_of_answer(response)
     if key_id is not None:
         return described(key_id)
@@ -360,13 +374,13 @@ def indented(text: str) -> str:
 
 
 def token_of(record_id: RecordId) -> str:
-    """The part of an address that names a record."""
+    """The part of a URL that names a record."""
     content = json.dumps([record_id.scope, record_id.key], ensure_ascii=False).encode("utf-8", "surrogatepass")
     return base64.urlsafe_b64encode(content).decode().rstrip("=")
 
 
 def record_id_of(token: str) -> RecordId | None:
-    """The record of an address; None if it is none of ours."""
+    """The record of a URL; None if the token is invalid."""
     try:
         content: Any = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
         scope, key = content
@@ -376,7 +390,7 @@ def record_id_of(token: str) -> RecordId | None:
 
 
 def is_text(word: object) -> bool:
-    """Whether a word can be the scope or the key of a record, so that a store can be asked for it."""
+    """Whether a word can be the scope or the key of a record, so that a store can look it up."""
     if not isinstance(word, str) or "\0" in word:
         return False
     try:

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 PAGE: Final = 50
 MANY: Final = 100
-"""For how many letters one order is given at most."""
+"""The most letters that one bulk order changes."""
 FILTERS: Final = ("tenant", "topic", "kind", "error", "older", "younger")
-LOST: Final = "the connection was lost during the commit, so it may have been done: check the audit"
+LOST: Final = "the connection was lost during the commit, so the change may have been made: check the audit"
 NOT_DONE: Final = "not done: the store does not respond"
 
 
@@ -55,7 +55,7 @@ class Outlook:
 
     @property
     def slug(self) -> str:
-        """The order in an address."""
+        """The order in a URL."""
         return SLUGS[self.order]
 
     @property
@@ -89,7 +89,7 @@ class LetterPages:
         )
 
     async def letters(self, visit: Visit) -> Response:
-        """The dead letters that fit the filters, the oldest first."""
+        """The dead letters that match the filters, oldest first."""
         after, (wanted, wrong) = _place(visit.asked("after")), self._wanted(visit)
         part = await self._console.ask(lambda store: survey_of(store).letters(wanted, PAGE, after))
         asked = {name: visit.asked(name) for name in FILTERS}
@@ -112,11 +112,11 @@ class LetterPages:
         )
 
     async def letter(self, visit: Visit) -> Response:
-        """One dead letter, without its payload, which an operator has to ask for (`contents`)."""
+        """One dead letter, with its payload hidden; `contents` shows it."""
         return await self._shown(visit, await self.dead_letter(visit), contents=False)
 
     async def contents(self, visit: Visit) -> Response:
-        """The same with its payload; the audit keeps which operator asked."""
+        """One dead letter with its payload; the audit records who viewed it."""
         letter = await self.dead_letter(visit)
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
         why = visit.form_field("why").strip() or "viewed in the console"
@@ -124,7 +124,7 @@ class LetterPages:
         return await self._shown(visit, letter, contents=True)
 
     async def dead_letter(self, visit: Visit) -> DeadLetter:
-        """The letter that an address names."""
+        """The letter that a URL names."""
         try:
             letter_id = UUID(visit.request.path_params["id"])
         except ValueError:
@@ -154,7 +154,7 @@ class LetterPages:
     # One order for many
 
     async def preview(self, visit: Visit) -> Response:
-        """What an order would do now to the letters that fit the filters."""
+        """What an order would do now to the letters that match the filters."""
         order, (wanted, wrong) = _order(visit), self._wanted(visit)
         part = await self._console.ask(lambda store: survey_of(store).letters(wanted, MANY))
         found = () if wrong else part.letters
@@ -183,7 +183,7 @@ class LetterPages:
                 left_out += [(one.id, lost), *((later.id, NOT_DONE) for later in chosen[place + 1 :])]
                 break
             if isinstance(done, Forbidden):
-                left_out.append((one.id, done.why))
+                left_out.append((one.id, refusal_of(order, done)))
         return self._console.page(
             visit,
             "letters_moved.html",
@@ -241,7 +241,7 @@ def _outlook(store: Store, letter: DeadLetter, order: Order) -> Flow[Outlook]:
 
 
 def _find(store: Store, one: Chosen) -> Flow[DeadLetter | None]:
-    """The letter of a preview; None: it changed since."""
+    """The letter of a preview; None if it has changed since."""
     letter = yield from box_of(store).find_dead_letter(one.id)
     return letter if letter is not None and letter.died_at == one.died_at else None
 

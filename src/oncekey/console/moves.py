@@ -14,7 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from oncekey.console.access import Role
 from oncekey.console.dossier import Dossier, after, gather, token_of
-from oncekey.console.orders import FOR_LETTERS, MESSAGE, ORDERS, SLUGS, runbook_of
+from oncekey.console.orders import FOR_LETTERS, MESSAGE, ORDERS, SLUGS, refusal_of, runbook_of
 from oncekey.console.views import FormError, Handler, Refused, Visit, is_number, reason_of
 from oncekey.core.errors import ResultNotStorableError
 from oncekey.core.memo import encode, rejected
@@ -48,7 +48,7 @@ class Plan:
 
 
 class Moves:
-    """The forms, and what they do."""
+    """The forms, and the moves that they make."""
 
     def __init__(self, console: Console, pages: Pages, letters: LetterPages) -> None:
         self._console = console
@@ -80,7 +80,7 @@ class Moves:
             held = await self._console.ask(lambda store: operations_of(store).parcels(record.incarnation))
             decided = decide(command, Snapshot(record, dossier.now), held)
             if isinstance(decided, Forbidden):
-                return self._form(visit, order, dossier, None, decided.why)
+                return self._form(visit, order, dossier, None, refusal_of(order, decided))
             return self._preview(visit, order, dossier, None, _plan(order, decided, dossier))
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
         notify = self._console.notify
@@ -88,17 +88,17 @@ class Moves:
             await self._console.forget(record.id)
         done = await self._console.ask(lambda store: operate.act(store, record.id, command, mover, notify=notify))
         if isinstance(done, Forbidden):
-            return self._form(visit, order, await self._pages.dossier(visit), None, done.why)
+            return self._form(visit, order, await self._pages.dossier(visit), None, refusal_of(order, done))
         return RedirectResponse(f"{visit.base}/record/{token_of(record.id)}?moved={SLUGS[order]}", 303)
 
     async def letter_form(self, visit: Visit) -> Response:
-        """The same for a dead letter."""
+        """The form for a move of a dead letter; or why the move would be refused."""
         order, letter = _order(visit), await self._letters.dead_letter(visit)
         outlook = await self._letters.outlook(letter, order)
         return self._form(visit, order, await self._owner(letter), letter, refused=outlook.refused)
 
     async def letter_move(self, visit: Visit) -> Response:
-        """The same for a dead letter: a deferred call moves with its record, a message by itself."""
+        """Preview or make a move of a dead letter: a deferred call moves with its record, a message alone."""
         order, letter = _order(visit), await self._letters.dead_letter(visit)
         dossier = await self._owner(letter)
         try:
@@ -108,7 +108,7 @@ class Moves:
         if visit.form_field("confirmed") != "yes":
             seen = await self._console.ask(lambda store: operate.foresee(store, letter, command))
             if isinstance(seen, Forbidden):
-                return self._form(visit, order, dossier, letter, seen.why)
+                return self._form(visit, order, dossier, letter, refusal_of(order, seen))
             plan = Plan(MESSAGE[order].effect)
             if seen is not None and dossier is not None:
                 plan = _plan(order, seen, dossier)
@@ -118,13 +118,13 @@ class Moves:
         notify = self._console.notify
         done = await self._console.ask(lambda store: flow(store, letter.parcel.id, command, mover, notify=notify))
         if isinstance(done, Forbidden):
-            return self._form(visit, order, dossier, letter, done.why)
+            return self._form(visit, order, dossier, letter, refusal_of(order, done))
         if dossier is None:
             return RedirectResponse(f"{visit.base}/letters?moved={SLUGS[order]}", 303)
         return RedirectResponse(f"{visit.base}/record/{token_of(dossier.record.id)}?moved={SLUGS[order]}", 303)
 
     async def _owner(self, letter: DeadLetter) -> Dossier | None:
-        """The record that moves with a letter; None if the letter moves by itself."""
+        """The record that moves with a letter; None if the letter moves alone."""
         if letter.parcel.kind is ParcelKind.EMIT:
             return None
         dossier = await self._console.ask(lambda store: gather(store, letter.parcel.record_id, None))
@@ -165,7 +165,7 @@ class Moves:
 
 
 def command_of(order: Order, record: Record, form: Mapping[str, str]) -> OperatorCommand:
-    """What a form about a record asks for."""
+    """The command that the form of a record describes."""
     declined = order is Order.DECLINED
     answer, result = None, None
     if order in {Order.EXECUTED, Order.DECLINED}:
@@ -184,7 +184,7 @@ def command_of(order: Order, record: Record, form: Mapping[str, str]) -> Operato
 
 
 def letter_command(order: Order, form: Mapping[str, str]) -> OperatorCommand:
-    """What a form about a dead letter asks for."""
+    """The command that the form of a dead letter describes."""
     answer = None
     if order is Order.DISCARD:
         answer = _answer(form, final_no=True) if form.get("status", "").strip() else operate.given_up()
@@ -200,7 +200,7 @@ def _order(visit: Visit) -> Order:
 
 
 def _number(form: Mapping[str, str], name: str) -> int | None:
-    """What the operator saw, as a hidden field has it: the move is refused if it has changed since."""
+    """What the operator saw, from a hidden field: the move is refused if it has changed since."""
     value = form.get(name, "")
     return int(value) if is_number(value) else None
 
@@ -208,7 +208,7 @@ def _number(form: Mapping[str, str], name: str) -> int | None:
 def _answer(form: Mapping[str, str], *, final_no: bool) -> Completed:
     status, text = form.get("status", "").strip(), form.get("body", "")
     if not status.isascii() or not status.isdigit() or not 200 <= int(status) <= 599:  # noqa: PLR2004
-        raise FormError("Enter the status of the response that clients will get: a number from 200 to 599.")
+        raise FormError("Enter the status of the response that clients will receive, from 200 to 599.")
     if final_no and int(status) < _FIRST_ERROR_STATUS:
         raise FormError(f"{status} is not a failure. Enter a status such as 402 or 409.")
     if not final_no and int(status) >= _FIRST_ERROR_STATUS:

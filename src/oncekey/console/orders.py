@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from oncekey.core.guards import Guard
 from oncekey.core.model import Effects, Outcome, Record, State
 from oncekey.core.operate import Forbidden, Order
 
@@ -46,10 +47,23 @@ MESSAGE: Final[Mapping[Order, Words]] = {
     ),
 }
 """Orders about a dead letter that moves no record."""
-_REFUSED: Final[Mapping[Order, str]] = {
-    Order.RETRY: "sending it again is not known to be safe, because its window has passed or it never had one. Check "
-    "with the provider, then resolve the request",
+_MAY_BE_MADE: Final = "a call may have been made. Check with the provider, then choose one of the actions above"
+_DEFERRED: Final = "its call is in the outbox or among the dead letters, so its handler must not run again"
+_REFUSED: Final[Mapping[tuple[Order, Guard], str]] = {
+    (Order.RETRY, Guard.WAITED_OR_PARCEL_REPEATABLE): "sending it again is not known to be safe, because its window "
+    "has passed or it never had one. Check with the provider, then resolve the request",
+    (Order.RELEASE, Guard.WAITED_OR_NOTHING_OPEN): _MAY_BE_MADE,
+    (Order.RELEASE, Guard.WAITED_OR_PARCEL_REPEATABLE): _MAY_BE_MADE,
+    (Order.RELEASE, Guard.LEASE_OVER): "its owner may be running. Wait until its lease ends",
+    (Order.NOT_EXECUTED, Guard.WAITED_OR_NOTHING_OPEN): "a call may still be under way. Close the reference at the "
+    "provider and tick the box, or wait",
+    (Order.NOT_EXECUTED, Guard.WAITED_OR_PARCEL_REPEATABLE): "a call may still be under way. Close the reference at "
+    "the provider and tick the box, or wait",
+    (Order.BUST, Guard.NOT_OUTBOX): "its handler deferred a call, so it must not run again",
+    (Order.BUST, Guard.CONFIRMED_IF_SUCCESS): "the request succeeded, and a retry would execute it again: a payment "
+    "would be made twice. If you want that, use `oncekey keys bust --runs-again`",
 }
+"""Why an order is refused, by the missing guard, in the terms of the console; `Forbidden.why` names commands."""
 
 
 def words_of(order: Order, record: Record, to: State | None = None) -> Words:
@@ -146,16 +160,16 @@ def _other(order: Order, record: Record, to: State | None, call: str) -> Words:
         case _:
             return Words(
                 f"Discard {call}",
-                "The call was not made, or was undone at the provider. The next retry gets a failure for good, 500 by "
-                "default.",
+                "The call was not made, or was undone at the provider. The next retry gets a permanent failure, 500 "
+                "by default.",
             )
 
 
 def _resumed(record: Record) -> str:
     if record.memo:
         return (
-            f"The next retry, or a worker, resumes after the step {record.recovery_point} and gets the handler's "
-            "response. Finished steps are not repeated."
+            f"The next retry, or a worker, resumes the handler after the step {record.recovery_point}. Finished steps "
+            "are not repeated, and the client gets the handler's response."
         )
     return "The next retry runs the handler from the beginning and gets its response."
 
@@ -168,8 +182,9 @@ def _call(record: Record) -> str:
 
 
 def refusal_of(order: Order, forbidden: Forbidden) -> str:
-    """Why an order is refused, with what the console offers instead where the core names a command."""
-    return _REFUSED.get(order, forbidden.why) if forbidden.rule else forbidden.why
+    """Why an order is refused."""
+    found = (why for (one, guard), why in _REFUSED.items() if one is order and guard.name.lower() in forbidden.rule)
+    return next(found, _DEFERRED if "oncekey dlq" in forbidden.why else forbidden.why)
 
 
 def runbook_of(order: Order | None, record: Record | None) -> str:

@@ -43,14 +43,14 @@ if TYPE_CHECKING:
 
 PAGE: Final = 50
 SHORTEST: Final = 4
-"""With fewer letters the search looks for that very key, and not for keys that begin so."""
+"""A shorter text is searched as a whole key, not as a prefix."""
 NO_RECORD: Final = (
     "No record has this key. It may have expired, or a LOCAL request is running on PostgreSQL, which writes its row "
     "when it commits."
 )
 NOT_FOUND: Final = (
     "It was deleted, or its key was used again after it expired, or it is not among the newest few thousand of its "
-    "state. If you know the key, use the search field."
+    "state. If you know the key, search for it."
 )
 NO_LEDGER: Final = "No ledger is configured"
 _QUEUES: Final = {"unknown": "/unknown", "dead": "/letters"}
@@ -82,7 +82,7 @@ class Pages:
     # Overview
 
     async def overview(self, visit: Visit) -> Response:
-        """What waits, which workers are alive, and how requests end."""
+        """The waiting work, the workers, and the outcomes of recent requests."""
         window = visit.asked("window") or "1 h"
         return self._console.page(
             visit, "overview.html", windows=tuple(WINDOWS), window=window, **(await self._pulse(visit))
@@ -112,7 +112,7 @@ class Pages:
     # Search
 
     async def records(self, visit: Visit) -> Response:
-        """Records by what they are, the newest first."""
+        """The records that match the filters, newest first."""
         wanted, wrong = self._wanted(visit)
         place = _place(visit.asked("before"))
         part = await self._console.ask(lambda store: survey_of(store).walk(wanted, PAGE, place))
@@ -139,7 +139,7 @@ class Pages:
         )
 
     async def find(self, visit: Visit) -> Response:
-        """Records by key, by its beginning, or by the provider's key or id of a call."""
+        """Records by key or prefix, or by the downstream key or provider ID of a call."""
         key, tenant = visit.form_field("key").strip().strip('"'), visit.form_field("tenant").strip()
         if not key:
             return RedirectResponse(f"{visit.base}/records", 303)
@@ -194,11 +194,11 @@ class Pages:
     # One record
 
     async def record(self, visit: Visit) -> Response:
-        """All about one record, without the stored contents, which an operator has to ask for (`contents`)."""
+        """One record, with its stored contents hidden; `contents` shows them."""
         return self._shown(visit, await self.dossier(visit), contents=False)
 
     async def contents(self, visit: Visit) -> Response:
-        """The same with the stored contents; the audit keeps which operator asked."""
+        """One record with its stored contents; the audit records who viewed them."""
         dossier = await self.dossier(visit)
         mover = Mover(Actor.OPERATOR, visit.session.operator.name)
         why = visit.form_field("why").strip() or "viewed in the console"
@@ -206,7 +206,7 @@ class Pages:
         return self._shown(visit, await self.dossier(visit), contents=True)
 
     async def dossier(self, visit: Visit) -> Dossier:
-        """The record that an address names."""
+        """The record that a URL names."""
         record_id = record_id_of(visit.request.path_params["token"])
         if record_id is None:
             raise Refused(404, "There is no such page", "The address may be outdated or incomplete.")
@@ -240,7 +240,7 @@ class Pages:
     # Queues
 
     async def unknown(self, visit: Visit) -> Response:
-        """The records whose outcome is unknown, the oldest first."""
+        """The records whose outcome is unknown, oldest first."""
         place = (_place(visit.asked("after")) or {}).get(State.UNKNOWN, FIRST)
         part = await self._console.ask(lambda store: survey_of(store).unknown(PAGE, place))
         calls = (await self._console.ask(roll_of)).inline_calls
@@ -259,7 +259,7 @@ class Pages:
     # Audit and ledger
 
     async def audit(self, visit: Visit) -> Response:
-        """The lines of the audit, the newest first: those of operators, or all."""
+        """The audit, newest first: the lines of operators, or all lines."""
         before = int(text) if is_number(text := visit.asked("before")) else None
         everybody = visit.asked("who") == "all"
         actor = None if everybody else Actor.OPERATOR
@@ -279,7 +279,7 @@ class Pages:
         )
 
     async def incarnation(self, visit: Visit) -> Response:
-        """Lead from a line of the audit, which has no key, to the record that it is about."""
+        """Redirect from an audit line, which has no key, to its record."""
         try:
             incarnation = UUID(visit.request.path_params["id"])
         except ValueError:
@@ -290,7 +290,7 @@ class Pages:
         return RedirectResponse(f"{visit.base}/record/{token_of(found)}", 303)
 
     async def ledger(self, visit: Visit) -> Response:
-        """The page for the comparison with the provider's ledger, before it is made."""
+        """The form that compares the provider's ledger with the store."""
         if self._console.ledger is None:
             raise Refused(404, NO_LEDGER, "The application passes one with Console(ledger=...).")
         return self._console.page(visit, "ledger.html", report=None, span="24h", meanings=MEANING, minor_units=False)
@@ -313,7 +313,7 @@ class Pages:
 
 
 def _called(store: Store, name: str) -> Flow[tuple[RecordId, ...]]:
-    """Records with a call that has this downstream key, or this id at the provider."""
+    """Records with a call that has this downstream key or provider ID."""
     if store.reconcile is None:
         return ()
     calls = yield from store.reconcile.calls_of(name, name)
@@ -335,7 +335,7 @@ def _token(places: Mapping[State, WalkPosition]) -> str:
 
 
 def _place(token: str) -> dict[State, WalkPosition] | None:
-    """The place where the next page of a list begins; None, for the first page, if the token is no place."""
+    """The place where the next page of a list begins; None, for the first page, if the token is invalid."""
     if not token:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Makes pages from templates: what all pages need, how values are shown, and the files that browsers load."""
+"""Renders pages from templates: what all pages need, how values are displayed, and static files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, Response
 
-from oncekey.console.dossier import body_of, indented, token_of
+from oncekey.console.dossier import body_of, indented, reason, token_of
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, Outcome, Record, State, lapse, moment
 from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, shown_scope
 from oncekey.ops.explain_retry import WHY, why
@@ -60,7 +60,7 @@ HEADERS: Final[Mapping[str, str]] = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""The headers of every answer."""
+"""The headers of every response."""
 
 STATE_NAMES: Final[Mapping[State, str]] = {
     State.PENDING: "pending",
@@ -123,7 +123,7 @@ def reason_of(form: Mapping[str, str]) -> str:
 
 
 def span_of(text: str) -> Duration | None:
-    """The span that `90s`, `15m`, `2h` or `3d` means; an empty text is 0. None: the text is not a span."""
+    """The duration of `90s`, `15m`, `2h` or `3d`; 0 for an empty text, None for an invalid one."""
     if not text:
         return 0
     number, unit = (text[:-1], _UNITS[text[-1]]) if text[-1] in _UNITS else (text, SECOND)
@@ -131,12 +131,12 @@ def span_of(text: str) -> Duration | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether it is a number that every store can take."""
+    """Whether it is a number that every store accepts."""
     return text.isascii() and text.isdigit() and int(text[:20]) < LARGEST and len(text) < 20  # noqa: PLR2004
 
 
 def scope_of_tenant(tenant: str, namespace: str | None) -> str | None:
-    """The scope of a tenant's name; a text that looks like a scope is taken as one."""
+    """The scope of a tenant's name; a text that looks like a scope is used as it is."""
     if not tenant:
         return None
     if tenant.startswith("sha256:") or tenant.partition(":")[0].isdecimal():
@@ -145,7 +145,7 @@ def scope_of_tenant(tenant: str, namespace: str | None) -> str | None:
 
 
 class Refused(HTTPException):
-    """A request that the console refuses with a sentence on a page."""
+    """A request that the console refuses, with a page that gives the reason."""
 
     def __init__(self, status: int, heading: str, sentence: str) -> None:
         super().__init__(status, sentence)
@@ -153,11 +153,11 @@ class Refused(HTTPException):
 
 
 Handler: TypeAlias = Callable[[Visit], Awaitable[Response]]
-"""Answers a request of an operator who is logged in."""
+"""Handles a request of an operator who is logged in."""
 
 
 class Views:
-    """The templates, and the files beside them."""
+    """The templates and the static files."""
 
     def __init__(self, title: str) -> None:
         self._assets = {name: files(__package__).joinpath("static", name).read_bytes() for name in ASSETS}
@@ -175,6 +175,8 @@ class Views:
             "age": age,
             "whose": shown_scope,
             "token": lambda record: token_of(record.id),
+            "token_of": token_of,
+            "reason": reason,
             "shortly": shortly,
             "badge": badge,
             "why": why,
@@ -235,8 +237,8 @@ def age(since: Instant | None, now: Instant) -> Markup:
 
 
 def times(count: int, one: str = "time", many: str = "times") -> str:
-    """A number with its noun."""
-    return f"{count:,} {one if count == 1 else many}"
+    """A number with its noun; one time is "once"."""
+    return "once" if (count, one) == (1, "time") else f"{count:,} {one if count == 1 else many}"
 
 
 def amount(one: LedgerEntry | Expected | None, *, minor_units: bool) -> str:

@@ -1,4 +1,4 @@
-// The charts of the overview, drawn anew every five seconds with what the server says.
+// The charts of the overview, redrawn every five seconds with data from the server.
 "use strict";
 
 (() => {
@@ -15,7 +15,8 @@
     if (value < 7200) return `${Math.round(value / 60)} min`;
     return `${Number((value / 3600).toFixed(1))} h`;
   };
-  // Spans are read in their own steps: hours are not counted by thousands of seconds.
+  // Axis steps: durations in seconds, minutes and hours; counts in whole numbers.
+  const counts = Array.from({ length: 24 }, (_, i) => [1, 2, 5][i % 3] * 10 ** Math.floor(i / 3));
   const steps = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 604800];
   const millis = (value) => {
     if (value == null) return "–";
@@ -33,12 +34,14 @@
 
   const kinds = {
     outcomes: { bars: true, format: plain, lines: [["succeeded", "good"], ["failed", "bad"], ["retryable", "note"], ["unknown", "wait"]] },
-    latency: { format: millis, log: true, lines: [["median", "accent"], ["95 %", "note"], ["99 %", "bad"]] },
+    latency: { format: millis, log: true, lines: [["median", "accent"], ["p95", "note"], ["p99", "bad"]] },
     states: { format: plain, lines: [["unknown", "wait"], ["retryable", "soft"], ["in progress", "note"], ["pending", "accent"], ["dead letters", "bad"]] },
     workers: { format: plain, high: 110, lines: [["alive", "good"]] },
     lag: { format: seconds, lines: [["outbox", "accent"], ["oldest unknown", "wait"]] },
   };
   const drawn = {};
+  // Without the mouse, the legend shows the total of bars and the latest value of lines.
+  const idle = (kind, column) => (kind.bars ? column.reduce((sum, one) => sum + (one ?? 0), 0) : column.findLast((one) => one != null));
 
   function stacked(columns) {
     const [x, ...rest] = columns;
@@ -72,18 +75,18 @@
       width: kind.bars ? 0 : 2,
       fill: kind.bars ? ink[colour] : undefined,
       paths: kind.bars ? bars : undefined,
-      points: { show: !kind.bars && data[0].length < 40, size: 5 },
+      points: { show: (plot, series) => !kind.bars && plot.data[series].filter((one) => one != null).length < 40, size: 5 },
       spanGaps: true,
-      value: (plot, value, series, at) => (at == null ? "–" : kind.format(plot.raw[index + 1][at])),
+      value: (plot, value, series, at) => kind.format(at == null ? idle(kind, (plot.raw ?? data)[index + 1]) : plot.raw[index + 1][at]),
     }));
     const plot = new uPlot({
       width: element.clientWidth,
       height: kind.high ?? high,
-      padding: [8, 8, 0, 0],
+      padding: [8, 18, 0, 0],
       cursor: { drag: { x: false, y: false }, points: { show: !kind.bars } },
       legend: { live: true },
       scales: { x: { time: true, range: () => [latest - span, latest] }, y: kind.log ? { distr: 3 } : { range: (_, low, top) => [0, Math.max(top * 1.08, kind.format === plain ? 4 : 1)] } },
-      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, grid: { ...axis.grid, filter: (_, ticks) => (kind.log ? ticks.map((tick) => (decade(tick) ? tick : null)) : ticks) }, ...(kind.format === seconds ? { incrs: steps } : {}), size: 56, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
+      axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => clock.format(new Date(tick * 1000))) }, { ...axis, grid: { ...axis.grid, filter: (_, ticks) => (kind.log ? ticks.map((tick) => (decade(tick) ? tick : null)) : ticks) }, ...(kind.log ? {} : { incrs: kind.format === seconds ? steps : counts }), size: 56, values: (_, ticks) => ticks.map((tick) => (tick == null ? "" : Number.isInteger(tick) || kind.format !== plain ? kind.format(tick) : "")) }],
       series: [{}, ...(kind.bars ? lines.reverse() : lines)],
     }, order, element);
     plot.raw = data;

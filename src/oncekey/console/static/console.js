@@ -1,4 +1,4 @@
-// What pages do beyond what they are: times in the reader's zone, the keyboard, and the way to a login link.
+// Times in the reader's zone, keyboard shortcuts, and log-in links.
 "use strict";
 
 (() => {
@@ -18,7 +18,7 @@
   localise(document);
   document.addEventListener("htmx:load", (event) => localise(event.target));
 
-  // A link that a terminal printed carries its token behind the #, which no browser sends to anybody.
+  // A log-in link has its token after the #, which browsers do not send.
   const login = document.getElementById("login");
   function enter() {
     if (!login || location.hash.length < 2) return;
@@ -71,7 +71,7 @@
     }
   });
 
-  // A form that is sent twice by an impatient finger is sent once.
+  // A double click submits a form once.
   document.addEventListener("submit", (event) => {
     const button = event.target.querySelector("button.danger");
     if (!button) return;
