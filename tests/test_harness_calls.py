@@ -31,14 +31,14 @@ def test_entries_are_counted_by_function():
     assert calls.all == calls.entries
 
 
-def test_only_the_package_counts():
+def test_only_calls_into_the_package_are_counted():
     with counted() as calls:
         sorted([3, 1, 2], key=lambda one: -one)
         Path("a").joinpath("b")
     assert (calls.entries, calls.resumptions) == (0, 0)
 
 
-def test_what_a_cache_answers_is_no_call():
+def test_a_cache_hit_is_not_counted_as_a_call():
     field_name("x-counted-once")
     with counted() as calls:
         field_name("x-counted-once")
@@ -79,21 +79,21 @@ def named(counter):
     return {name.partition(":")[2]: count for name, count in counter.items() if "test_" not in name.partition(":")[2]}
 
 
-def test_a_generator_is_entered_once_and_goes_on():
+def test_a_generator_counts_one_entry_and_its_resumptions():
     with counted(HERE) as calls:
         list(three())
     assert named(calls.first) == {"three": 1}
     assert named(calls.resumed) == {"three": 3}
 
 
-def test_one_that_is_only_made_was_not_entered():
+def test_an_unstarted_generator_counts_no_entry():
     with counted(HERE) as calls:
         waiting = three()
     assert named(calls.first) == {}
     waiting.close()
 
 
-def test_a_generator_that_is_thrown_into_goes_on():
+def test_throwing_into_a_generator_counts_as_resumption():
     running = three()
     next(running)
     with counted(HERE) as calls, pytest.raises(KeyError):
@@ -101,21 +101,21 @@ def test_a_generator_that_is_thrown_into_goes_on():
     assert (named(calls.first), named(calls.resumed)) == ({}, {"three": 1})
 
 
-def test_every_waiting_frame_goes_on_after_every_await():
+def test_every_awaiting_frame_counts_a_resumption():
     with counted(HERE) as calls:
         asyncio.run(nested(2))
     assert named(calls.first) == {"nested": 1, "sleeps": 1}
     assert named(calls.resumed) == {"nested": 2, "sleeps": 2}
 
 
-def test_an_asynchronous_generator_counts_alike():
+def test_an_async_generator_counts_entries_and_resumptions():
     with counted(HERE) as calls:
         asyncio.run(stream())
     assert named(calls.first) == {"stream": 1, "letters": 1}
     assert named(calls.resumed) == {"stream": 1, "letters": 3}
 
 
-def test_a_thread_that_is_started_inside_counts():
+def test_calls_in_a_new_thread_are_counted():
     with counted() as calls:
         thread = threading.Thread(target=raw, args=("x",))
         thread.start()
@@ -137,7 +137,7 @@ def test_two_counts_at_once_are_refused():
     assert sys.getprofile() is None
 
 
-def test_the_report_names_the_busiest_first():
+def test_the_report_lists_the_most_called_function_first():
     with counted() as calls:
         raw("x")
         raw("y")

@@ -33,6 +33,6 @@ def test_a_failure_names_its_case() -> None:
     assert caught.value.__notes__ == ["with letter='b'", "with number=7"]
 
 
-def test_a_test_without_a_case_cannot_be_written() -> None:
+def test_each_without_cases_raises() -> None:
     with pytest.raises(ValueError, match="no case for number"):
         each("number", [])

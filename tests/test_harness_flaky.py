@@ -41,7 +41,7 @@ def _run(folder: Path, *modules: str, workers: int = 0) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_test_that_passes_alone_is_reported_and_does_not_fail_the_run(tmp_path: Path, workers: int) -> None:
+def test_a_test_that_passes_when_repeated_is_reported_as_flaky(tmp_path: Path, workers: int) -> None:
     done = _run(tmp_path, "tests/cli/test_second.py", workers=workers)
     assert done.returncode == 0, done.stdout
     assert "1 flaky tests: they passed when run again, alone" in done.stdout
@@ -56,7 +56,7 @@ def test_a_test_that_fails_again_fails_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", flaky.NEVER)
-def test_a_promise_gets_no_second_chance(tmp_path: Path, folder: str) -> None:
+def test_tests_in_excluded_folders_are_not_repeated(tmp_path: Path, folder: str) -> None:
     done = _run(tmp_path, f"{folder}test_second.py")
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "flaky" not in done.stdout

@@ -85,7 +85,7 @@ def _passed(done: subprocess.CompletedProcess[str]) -> list[str]:
 BROKEN = "raise RuntimeError('imported')\n"
 
 
-def test_the_fast_suite_and_the_rest_are_all_tests_once(tmp_path: Path) -> None:
+def test_each_test_is_in_exactly_one_suite(tmp_path: Path) -> None:
     files = {
         "core__test_a": "def test_rule(): pass\n",
         "phased__test_b": _SPLIT,
@@ -109,7 +109,7 @@ def test_a_file_of_the_other_suite_is_not_imported(tmp_path: Path, suite: str, l
     assert done.returncode == 0, done.stdout
 
 
-def test_a_server_that_no_name_gives_away_fails_the_fast_suite(tmp_path: Path) -> None:
+def test_an_undeclared_server_fails_the_fast_suite(tmp_path: Path) -> None:
     done = _run(tmp_path, "fast", phased__test_b=_DEFECT)
 
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
@@ -117,7 +117,7 @@ def test_a_server_that_no_name_gives_away_fails_the_fast_suite(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("suite", "hidden"), [("fast", True), ("more", False), ("all", False)])
-def test_the_fast_suite_finds_no_program_that_pip_does_not_install(tmp_path: Path, suite: str, hidden: bool) -> None:
+def test_the_fast_suite_hides_external_programs(tmp_path: Path, suite: str, hidden: bool) -> None:
     names = [f"ONCEKEY_TEST_{name}" for name in PROGRAMS]
     found = f"[one for one in {names} if 'fast' in os.environ.get(one, '')]"
     looks = f"import os\n\ndef test_it():\n    assert {found} == {names if hidden else []}\n"
@@ -130,7 +130,7 @@ def test_the_fast_suite_finds_no_program_that_pip_does_not_install(tmp_path: Pat
 
 
 @each("row", TABLE)
-def test_every_row_is_the_row_of_a_file(row: tuple[str, Part | None]) -> None:
+def test_every_selection_row_matches_a_file(row: tuple[str, Part | None]) -> None:
     assert row in {row_of(path) for path in FILES}, "it names no file, or the row of its files is before it"
 
 
@@ -140,13 +140,13 @@ def test_a_file_is_needed_by_a_suite(path: str) -> None:
     assert not is_needless(path, Suite.ALL)
 
 
-def test_what_has_no_row_is_in_the_rest() -> None:
+def test_a_file_without_a_row_is_in_the_second_suite() -> None:
     assert fast_tests("nobody/test_wrote_it_yet.py") is NOTHING
     assert not is_fast("nobody/test_wrote_it_yet.py", "test_it")
 
 
 @each("server", sorted(SERVERS))
-def test_a_server_makes_a_test_one_of_the_rest(server: str) -> None:
+def test_a_test_with_a_server_leaves_the_fast_suite(server: str) -> None:
     assert is_fast("phased/test_course.py", "test_it[asyncpg]")
     assert not is_fast("phased/test_course.py", "test_it[asyncpg]", frozenset({server}))
     assert fast_tests("core/test_keys.py") is WHOLE

@@ -50,14 +50,14 @@ def test_a_store_that_did_not_run_is_a_hole():
 
 
 @pytest.mark.parametrize("postgres", ["PostgreSQL 15", "PostgreSQL 18"])
-def test_both_suites_together_have_to_show_every_store(postgres):
+def test_both_suites_together_cover_every_store(postgres):
     fast, more = wanted_of(Suite.FAST, postgres), wanted_of(Suite.MORE, postgres)
     assert list(fast) == ["memory", "SQLite", postgres]
     assert {**fast, **more} == wanted_of(Suite.ALL, postgres) == WANTED
     assert not set(fast) & set(more)
 
 
-def test_a_suite_is_held_to_its_part(whole):
+def test_a_suite_is_checked_only_for_its_stores(whole):
     assert list(whole.holes(wanted_of(Suite.FAST, "PostgreSQL 18"))) == []
     assert next(Matrix().holes(wanted_of(Suite.MORE, "PostgreSQL 18"))).startswith("PostgreSQL 15, blocking")
 
@@ -70,7 +70,7 @@ def test_a_scenario_that_failed_once_does_not_count(whole):
     assert f"{size} {size - 1}/{size}" in next(line for line in whole.lines() if line.startswith("Claiming"))
 
 
-def test_another_store_gets_a_column_of_its_own_and_says_what_it_lacks(whole):
+def test_an_additional_store_gets_its_own_column(whole):
     whole.add(report("a new one", "blocking", EVERY[0], lacks=["outbox"]))
     assert whole.stores == [*WANTED, "a new one"]
     assert list(whole.lines())[-1] == "a new one has no outbox: what needs it is no scenario"
@@ -80,7 +80,7 @@ def test_another_store_gets_a_column_of_its_own_and_says_what_it_lacks(whole):
     ("args", "keyword", "whole"),
     [(["tests"], "", True), (["tests/contract/"], "", True), (["tests"], "redis", False), (["tests/cli"], "", False)],
 )
-def test_only_a_whole_run_is_held_to_it(args, keyword, whole):
+def test_only_a_complete_run_is_checked_for_holes(args, keyword, whole):
     options = {"keyword": keyword, "markexpr": "", "lf": False}
     config = SimpleNamespace(args=args, getoption=lambda name, default=None: options.get(name, default))
     assert is_whole(config) is whole

@@ -49,43 +49,43 @@ NOBODY = "postgresql://nobody:secret@127.0.0.1:1/nothing"
         ("postgresql:///d?host=/run/pg", Address(Kind.POSTGRES, "postgresql:///d?host=/run/pg")),
     ],
 )
-def test_every_form_is_understood(url, address):
+def test_every_supported_url_form_is_parsed(url, address):
     assert wire.understand(url) == address
 
 
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
-        ("", "is no store"),
-        ("shop.db", "is no store"),
-        ("oracle://h/d", "no store for oracle: keys are kept in .*PostgreSQL.* or memory; say memory:"),
+        ("", "is not a store"),
+        ("shop.db", "is not a store"),
+        ("oracle://h/d", "no store for oracle: keys can be stored in .*PostgreSQL.* or memory; use memory:"),
         ("memory:x", "memory: has no name"),
         ("sqlite:", "three slashes"),
         ("sqlite://shop.db", "three slashes"),
         ("sqlite:///", "three slashes"),
         ("sqlite:///:memory:", "three slashes"),
         ("sqlite:///shop.db?mode=ro", "takes no options"),
-        ("postgresql+pg8000://h/d", r"no driver pg8000 for postgresql: say .*postgresql\+asyncpg://"),
-        ("sqlite+aiosqlite:///shop.db", r"no driver aiosqlite for sqlite: say sqlite://"),
+        ("postgresql+pg8000://h/d", r"no driver pg8000 for postgresql: use .*postgresql\+asyncpg://"),
+        ("sqlite+aiosqlite:///shop.db", r"no driver aiosqlite for sqlite: use sqlite://"),
         ("postgresql:h/d", "two slashes"),
-        ("postgresql://u@h:port/d", "port that is no number"),
-        ("postgresql://u@h:0/d", "port that is no number"),
-        ("postgresql://u@a:1,b:65536/d", "port that is no number"),
+        ("postgresql://u@h:port/d", "port that is not a number"),
+        ("postgresql://u@h:0/d", "port that is not a number"),
+        ("postgresql://u@a:1,b:65536/d", "port that is not a number"),
         ("postgresql://u@[::1/d", "closing bracket"),
         ("postgresql://u@[::1]x/d", "closing bracket"),
-        ("postgresql://u:50%@h/d", "begins no escape"),
-        ("postgresql://h/d?pool_size=0", "no number of connections"),
-        ("postgresql://h/d?pool_size=many", "no number of connections"),
-        ("postgresql://h/d?pool_size=", "no number of connections"),
+        ("postgresql://u:50%@h/d", "does not begin an escape"),
+        ("postgresql://h/d?pool_size=0", "not a number of connections"),
+        ("postgresql://h/d?pool_size=many", "not a number of connections"),
+        ("postgresql://h/d?pool_size=", "not a number of connections"),
     ],
 )
-def test_anything_else_is_answered_with_what_there_is(url, sentence):
+def test_an_unsupported_url_raises_with_the_supported_forms(url, sentence):
     for understood_by in (wire.understand, wire.connect, wire.aconnect, wire.migrations_for):
         with pytest.raises(ConfigurationError, match=sentence):
             understood_by(url)
 
 
-def test_what_is_said_lists_the_forms_and_no_secret():
+def test_the_url_error_lists_forms_without_secrets():
     with pytest.raises(ConfigurationError) as caught:
         wire.connect("user:password-of-somebody@h/d")
     assert "password-of-somebody" not in str(caught.value)
@@ -128,12 +128,12 @@ async def test_no_error_repeats_a_password(url, driver):  # X8
         assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
-def test_an_option_that_libpq_does_not_know_is_named():
-    with pytest.raises(ConfigurationError, match="has the option bogus, which libpq does not know"):
+def test_an_unknown_libpq_option_is_reported():
+    with pytest.raises(ConfigurationError, match="has the option bogus, which libpq does not support"):
         wire.connect("postgresql://u@127.0.0.1:1/x?bogus=1")
 
 
-def test_blocking_engines(tmp_path, monkeypatch):
+def test_connect_creates_blocking_engines_without_io(tmp_path, monkeypatch):
     from oncekey.databases.postgres.generated.psycopg import PsycopgDriver
 
     monkeypatch.chdir(tmp_path)
@@ -149,7 +149,7 @@ def test_blocking_engines(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []  # nothing was opened
 
 
-async def test_asyncio_engines(tmp_path, monkeypatch):
+async def test_aconnect_creates_async_engines_without_io(tmp_path, monkeypatch):
     from oncekey.databases.postgres.asyncpg import AsyncpgDriver
     from oncekey.databases.postgres.psycopg_async import AsyncPsycopgDriver
 
@@ -181,7 +181,7 @@ def test_an_engine_can_be_made_where_no_event_loop_runs():
         (wire.aconnect, "postgresql+asyncpg://h/d", "asyncpg", "oncekey[asyncpg]"),
     ],
 )
-def test_a_missing_package_is_answered_with_the_command(monkeypatch, connect, url, missing, command):
+def test_a_missing_driver_raises_with_the_install_command(monkeypatch, connect, url, missing, command):
     hide(monkeypatch, missing)
 
     with pytest.raises(ConfigurationError) as caught:
@@ -191,7 +191,7 @@ def test_a_missing_package_is_answered_with_the_command(monkeypatch, connect, ur
     assert f"pip install '{command}'" in str(caught.value)
 
 
-def test_a_store_without_any_driver_is_refused_when_it_is_written(monkeypatch):
+def test_a_store_without_a_driver_is_rejected_at_construction(monkeypatch):
     hide(monkeypatch, "asyncpg")
     Once(NOBODY)  # psycopg serves both
     hide(monkeypatch, "psycopg")
@@ -200,7 +200,7 @@ def test_a_store_without_any_driver_is_refused_when_it_is_written(monkeypatch):
         Once(NOBODY)
 
 
-def test_every_scheme_is_one_stores_and_every_form_is_its_own():
+def test_each_url_scheme_belongs_to_one_store():
     schemes = [scheme for row in wire.STORES for scheme in row.schemes]
     assert len(schemes) == len(set(schemes))
     for row in wire.STORES:
@@ -210,7 +210,7 @@ def test_every_scheme_is_one_stores_and_every_form_is_its_own():
     assert {row.kind for row in wire.STORES} == set(Kind)
 
 
-async def test_psycopg_does_where_asyncpg_is_missing(monkeypatch):
+async def test_psycopg_replaces_a_missing_asyncpg(monkeypatch):
     hide(monkeypatch, "asyncpg")
 
     engine = wire.aconnect(NOBODY)
@@ -224,12 +224,12 @@ def hide(monkeypatch, package: str) -> None:
     monkeypatch.setattr(wire, "find_spec", lambda name: None if name == package else found(name))
 
 
-def test_asyncpg_is_not_for_blocking_code():
+def test_connect_rejects_asyncpg_urls():
     with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg"):
         wire.connect("postgresql+asyncpg://h/d")
 
 
-def test_the_clock_is_the_stores():
+def test_connect_passes_the_clock_to_the_store():
     clock = ManualClock()
     verdict = flows.begin(wire.connect("memory:", clock=clock), a_claim(), Policy())
 
@@ -244,7 +244,7 @@ def test_the_migrations_of_a_url_need_no_database():
         wire.migrations_for("memory:")
 
 
-def test_importing_it_imports_no_optional_package():
+def test_importing_wire_imports_no_optional_package():
     script = "import sys, oncekey.wire; sys.exit(any(name in sys.modules for name in ('psycopg', 'asyncpg', 'typer')))"
     import subprocess
 

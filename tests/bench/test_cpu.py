@@ -11,7 +11,7 @@ from bench.cpu import PROTECTED, UNPROTECTED, Spent, table
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_short_run() -> None:
+def test_short_cpu_bench_run_lists_every_route() -> None:
     words = ("--rounds", "1", "--requests", "4", "--together", "2")
     done = subprocess.run(
         [sys.executable, "-m", "bench.cpu", *words], cwd=ROOT, capture_output=True, text=True, timeout=240
@@ -21,7 +21,7 @@ def test_a_short_run() -> None:
         assert route in done.stdout
 
 
-def test_each_round_is_compared_with_its_own() -> None:
+def test_cpu_ratios_compare_routes_within_each_round() -> None:
     said = table({"stock": [Spent(50, 50), Spent(250, 250)], "local": [Spent(100, 100), Spent(500, 500)]}).splitlines()
     assert said[2].split() == [
         "local",

@@ -11,7 +11,7 @@ from bench.frameworks import PLACES, Figure, table
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_short_run() -> None:
+def test_short_frameworks_bench_run_lists_every_framework() -> None:
     words = ("--rounds", "1", "--seconds", "0.05", "--connections", "2")
     done = subprocess.run(
         [sys.executable, "-m", "bench.frameworks", *words], cwd=ROOT, capture_output=True, text=True, timeout=200
@@ -21,7 +21,7 @@ def test_a_short_run() -> None:
         assert name in done.stdout
 
 
-def test_each_round_is_compared_with_its_own() -> None:
+def test_framework_ratios_compare_figures_within_each_round() -> None:
     base = [Figure(1000.0, 100.0), Figure(100.0, 1000.0)]
     ours = [Figure(500.0, 400.0), Figure(50.0, 2000.0)]
     line = table({"Flask": {"unprotected": base, "new key": ours, "replay": base}}).splitlines()[1]

@@ -12,7 +12,7 @@ from bench.outbox_drain import Drained, table
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_short_run_without_peers(tmp_path: Path) -> None:
+def test_short_outbox_bench_run_without_peers_writes_rates(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     words = ("--without-peers", "--rounds", "2", "--messages", "150", "--json", str(figures))
     done = subprocess.run(
@@ -27,7 +27,7 @@ def test_a_short_run_without_peers(tmp_path: Path) -> None:
         assert all(found["cpu_us"]["low"] > 0 for found in queues.values())
 
 
-def test_ratios_are_of_the_same_round() -> None:
+def test_outbox_ratios_compare_queues_within_each_round() -> None:
     ours, theirs = [Drained(100.0, 40.0), Drained(300.0, 50.0)], [Drained(50.0, None), Drained(100.0, None)]
     said = table({"oncekey asyncpg": ours, "pgqueuer": theirs}).splitlines()
     assert said[0].split() == ["queue", "messages/s", "CPU", "us", "x", "pgqueuer"]

@@ -10,7 +10,7 @@ from bench import partitions
 
 
 @pytest.mark.parametrize("rows", ["1", "3000"])  # one row is gone before a request beside it has ended
-def test_a_short_run(
+def test_short_partitions_bench_run_reports_both_layouts(
     rows: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], postgres_server: Any
 ) -> None:
     monkeypatch.setenv("ONCEKEY_TEST_POSTGRES_DSN", postgres_server.dsn())

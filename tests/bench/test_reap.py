@@ -14,7 +14,7 @@ from bench.reap import told, waits
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_short_run(tmp_path: Path) -> None:
+def test_short_reap_bench_run_reports_load_latency_and_wal_size(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     words = ("--rows", "30000", "--turn", "0.3", "--json", str(figures))
     done = subprocess.run(

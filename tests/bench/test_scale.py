@@ -55,7 +55,7 @@ def test_a_short_run_compares_both_tables_and_draws_them(tmp_path: Path) -> None
     assert drawing.read_text().count("<polyline") == len(growth.series(found)) == 5
 
 
-def test_the_plot_has_multiples_and_the_page_the_figures() -> None:
+def test_scale_plot_shows_multiples_and_page_shows_absolute_figures() -> None:
     plan = {"indexes": [], "read_whole": [], "plan_ms": 1.0, "run_ms": 1.0}
     names = ("claim", "stale", "purge_expired", "purge_expired, 200 due", "console: tally")
     point = {

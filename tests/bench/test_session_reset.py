@@ -11,7 +11,7 @@ from bench.session_reset import WAYS, Figures, table
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_short_run() -> None:
+def test_short_session_reset_bench_run_lists_every_method() -> None:
     words = ("--driver", "asyncpg", "--rounds", "1", "--writes", "8")
     done = subprocess.run(
         [sys.executable, "-m", "bench.session_reset", *words], cwd=ROOT, capture_output=True, text=True, timeout=120

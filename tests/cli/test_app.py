@@ -20,13 +20,13 @@ from oncekey.cli.app import COMMANDS, GROUP, make_app
 from oncekey.core.errors import OncekeyError
 
 
-def test_it_says_its_version():
+def test_version_option_prints_the_oncekey_version():
     result = CliRunner().invoke(make_app(), ["--version"])
 
     assert (result.exit_code, result.stdout) == (0, f"oncekey {version('oncekey')}\n")
 
 
-def test_without_a_command_it_lists_them():
+def test_cli_without_a_command_lists_all_commands():
     result = CliRunner().invoke(make_app(), [], env={"NO_COLOR": "1"})
 
     assert "migrate" in result.output
@@ -61,7 +61,7 @@ def test_the_list_of_commands_is_what_the_modules_register():
     assert all(summary.endswith(".") and len(summary) <= 66 for _, summary in COMMANDS.values())
 
 
-def test_a_command_that_is_not_there():
+def test_unknown_command_exits_with_code_2():
     result = CliRunner().invoke(make_app(), ["helo"], env={"NO_COLOR": "1"})
 
     assert result.exit_code == 2
@@ -93,7 +93,7 @@ def test_help_loads_no_command_and_no_engine():
     }
 
 
-def test_the_package_loads_what_is_used():
+def test_package_imports_only_the_modules_in_use():
     assert {name for name in loaded("import oncekey") if name.startswith("oncekey")} == {"oncekey"}
     errors = {name for name in loaded("from oncekey import NotExecutedError") if name.startswith("oncekey")}
     assert errors == {"oncekey", "oncekey.core", "oncekey.core.errors"}
@@ -112,7 +112,7 @@ def test_type_checkers_and_programs_see_the_same_names():
         oncekey.Twice  # noqa: B018  (looking is the point)
 
 
-def test_without_typer_it_says_how_to_get_it(monkeypatch, capsys):
+def test_cli_without_typer_prints_the_install_command(monkeypatch, capsys):
     monkeypatch.setattr(cli, "find_spec", lambda _: None)
 
     with pytest.raises(SystemExit) as caught:

@@ -130,7 +130,7 @@ SHOULD = {
 
 
 @pytest.mark.parametrize("name", ["app", "once"])
-def test_what_is_to_be_done_is_found(audit, name):  # R16, R133, R190, R252, R267
+def test_audit_reports_unprotected_and_publishing_routes(audit, name):  # R16, R133, R190, R252, R267
     code, out, _ = audit(f"audited_shop:{name}", "--json")
     said = json.loads(out)
     assert code == 1
@@ -165,14 +165,14 @@ def test_flask_is_listed_with_its_blueprints_and_classes(audit):
     }
 
 
-def test_what_is_enrolled_by_path_is_known_where_nothing_else_is_seen(audit):
+def test_audit_of_a_plain_asgi_app_lists_only_enrolled_paths(audit):
     code, out, _ = audit("audited_plain:once", "--json")
     assert (code, [one["path"] for one in json.loads(out)["lines"]]) == (0, ["/legacy/{id}"])
     code, _, err = audit("audited_plain:outer")
     assert (code, "cannot be listed" in err) == (2, True)
 
 
-def test_known_findings_do_not_fail_and_gone_ones_are_named(audit, tmp_path):
+def test_audit_baseline_accepts_listed_findings_and_reports_fixed_ones(audit, tmp_path):
     file = tmp_path / "known.json"
     assert audit("audited_shop:app", "--baseline", str(file), "--write-baseline")[0] == 0
     code, out, _ = audit("audited_shop:app", "--baseline", str(file))
@@ -195,7 +195,7 @@ def test_functions_and_consumers_are_listed_with_the_routes(audit):
     assert {name: one["effects"] for name, one in found.items()} == {"ship": "local", "warehouse": "local"}
 
 
-async def test_one_line_at_start_up_says_how_much_is_protected(tmp_path, caplog):
+async def test_startup_logs_one_line_with_the_number_of_protected_routes(tmp_path, caplog):
     for survey, lines in ((True, 1), (False, 0)):
         once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True, survey=survey)
         app = FastAPI(lifespan=once.lifespan)

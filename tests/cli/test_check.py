@@ -83,14 +83,14 @@ def test_a_terminal_gets_a_table_and_progress(run, monkeypatch: pytest.MonkeyPat
     assert f"1/{len(FAST)} keys.missing" in err
 
 
-def test_nobody_there_is_said_in_one_line(run) -> None:
+def test_check_of_an_unreachable_server_prints_one_error_line(run) -> None:
     url = f"http://127.0.0.1:{free_port()}/orders"
     code, _, err = run(url, "--body", BODY)
     assert code == 2
     assert f"oncekey: {url} does not respond: " in err
 
 
-def test_a_first_request_that_fails_says_what_it_saw(run) -> None:
+def test_check_reports_the_response_of_a_failed_first_request(run) -> None:
     with Shop() as shop:
         code, _, err = run(f"{shop.url}/orders", "--body", BODY)
     assert code == 2
@@ -108,7 +108,7 @@ def test_a_first_request_that_fails_says_what_it_saw(run) -> None:
         (["--other-body", "{"], "--other-body was not accepted under a fresh key: 400"),
     ],
 )
-def test_what_cannot_be_counted_or_compared_is_said(run, more: list[str], sentence: str) -> None:
+def test_check_rejects_options_that_allow_no_count_or_comparison(run, more: list[str], sentence: str) -> None:
     with Shop() as shop:
         code, _, err = run(*_described(shop), *(word.replace("{url}", shop.url) for word in more))
     assert code == 2
@@ -128,13 +128,13 @@ def test_what_cannot_be_counted_or_compared_is_said(run, more: list[str], senten
         (["http://shop.example", "--profile", "paypal"], "'paypal' is not one of"),
     ],
 )
-def test_a_mistake_is_exit_code_2_and_says_how_to_mend_it(run, words: list[str], sentence: str) -> None:
+def test_check_usage_error_exits_with_code_2_and_a_hint(run, words: list[str], sentence: str) -> None:
     code, _, err = run(*words)
     assert code == 2
     assert sentence in err
 
 
-def test_a_body_of_another_media_type_is_not_taken_for_json(run) -> None:
+def test_check_does_not_parse_a_text_body_as_json(run) -> None:
     with Shop() as shop:
         code, out, _ = run(*_described(shop), "--body", "null", "--header", "Content-Type: text/plain")
     assert code == 0, out

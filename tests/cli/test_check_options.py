@@ -65,11 +65,11 @@ def test_the_list_names_every_clause_and_sends_nothing(run: Run) -> None:
     assert "(needs --crash-command, --slow-header)" in out
 
 
-def test_the_version_is_that_of_the_tester(run: Run) -> None:
+def test_version_option_prints_the_oncekey_check_version(run: Run) -> None:
     assert run("--version") == (0, f"oncekey-check {version('oncekey-check')}\n", "")
 
 
-def test_keys_of_another_form_and_fields_that_must_be_unique_are_told_by_options(run: Run) -> None:
+def test_key_format_and_uuid_placeholder_fit_apis_with_own_rules(run: Run) -> None:
     with Shop(Way.SHORT_ONLY, Way.UNIQUE) as shop:
         words = _described(shop.url, shop)
         words[2] = '{"item": "teapot", "quantity": 2, "reference": "ref-{{uuid}}"}'
@@ -80,7 +80,7 @@ def test_keys_of_another_form_and_fields_that_must_be_unique_are_told_by_options
 
 
 @pytest.mark.parametrize("place", ["/orders?key={{key}}", "/orders/{{key}}"])
-def test_a_key_in_the_url_is_told_by_the_url(run: Run, place: str) -> None:
+def test_key_placeholder_in_the_url_sends_the_key_there(run: Run, place: str) -> None:
     with Shop(Way.QUERY_KEY if "?" in place else Way.PATH_KEY) as shop:
         words = [f"{shop.url}{place}", *_described(shop.url, shop)[1:]]
         code, out, _ = run(*words, "--only", "replays", "--only", "keys", "--only", "mismatches", "--json")
@@ -89,7 +89,7 @@ def test_a_key_in_the_url_is_told_by_the_url(run: Run, place: str) -> None:
     assert _results(out)["keys.quoted"] == "skipped"
 
 
-def test_a_renewed_token_is_told_by_an_option_and_is_in_no_report(run: Run) -> None:
+def test_renewed_token_option_is_used_and_kept_out_of_reports(run: Run) -> None:
     with Shop(Bug.TOKEN_SCOPED) as shop:
         words = _described(shop.url, shop)
         token = ("--same-caller-header", "Authorization: Bearer renewed")
@@ -107,8 +107,8 @@ def test_a_server_that_dies_is_exit_code_2_with_every_report(run: Run, tmp_path:
         options = [word for option, path in files.items() for word in (option, str(path))]
         code, out, err = run(*_described(shop.url, shop), "--only", "keys", *options)
     assert code == 2
-    assert "the run stopped early: the API stopped answering" in err
-    assert "Stopped early: the API stopped answering" in out
+    assert "the run stopped early: the API stopped responding" in err
+    assert "Stopped early: the API stopped responding" in out
     assert json.loads(files["--sarif"].read_text())["runs"][0]["invocations"][0]["executionSuccessful"] is False
     assert "not tried" in files["--junit"].read_text()
     assert "The run stopped early" in files["--html"].read_text()
@@ -140,7 +140,7 @@ def test_an_interrupted_run_is_exit_code_130_with_what_was_seen(tmp_path: Path) 
     assert "interrupted in races.2" in (tmp_path / "page.html").read_text()
 
 
-def test_only_and_skip_choose(run: Run) -> None:
+def test_only_and_skip_options_select_clauses(run: Run) -> None:
     _, out, _ = run("--list", "--only", "races", "--only", "*.one-effect", "--skip", "races.50")
     ids = [line.split()[0] for line in out.splitlines()]
     assert "races.2" in ids
@@ -152,10 +152,10 @@ def test_only_and_skip_choose(run: Run) -> None:
     assert (code, _results(out)) == (0, {"replays.status": "passed"})
 
 
-def test_a_clause_that_is_not_there_is_said(run: Run) -> None:
+def test_skip_with_an_unknown_clause_exits_with_code_2(run: Run) -> None:
     code, _, err = run("http://shop.example/", "--skip", "replay")
     assert code == 2
-    assert "no clause is called 'replay': --list shows all of them" in err
+    assert "no clause matches 'replay': --list shows all clauses" in err
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_clause_that_is_not_there_is_said(run: Run) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_other_names_are_told_by_options(run: Run, option: list[str], front: dict[str, str]) -> None:
+def test_options_set_other_header_and_field_names(run: Run, option: list[str], front: dict[str, str]) -> None:
     only = ("--only", "replays.one-effect", "--only", "replays.marked", "--profile", "strict-money", "--json")
     with Shop() as shop, Front(shop.url, **front) as other:
         code, out, _ = run(*_described(other.url, shop), *option, *only)
@@ -178,7 +178,7 @@ def test_other_names_are_told_by_options(run: Run, option: list[str], front: dic
     assert shlex.join(option).replace("'", "") in json.loads(out)["command"].replace("'", "")
 
 
-def test_the_profile_conflict_takes_409_for_another_body(run: Run) -> None:
+def test_conflict_profile_accepts_409_for_a_different_body(run: Run) -> None:
     words = ("--only", "mismatches.status", "--profile", "conflict")
     with Shop(Bug.MISMATCH_409) as shop:
         assert run(*_described(shop.url, shop), *words)[0] == 0
@@ -186,7 +186,7 @@ def test_the_profile_conflict_takes_409_for_another_body(run: Run) -> None:
         assert run(*_described(shop.url, shop), *words)[0] == 1
 
 
-def test_a_second_instance_a_lease_and_a_large_answer_are_told_by_options(run: Run) -> None:
+def test_options_enable_instance_lease_and_large_response_clauses(run: Run) -> None:
     only = ("--only", "instances", "--only", "leases", "--only", "finals", "--json")
     with Shop(Bug.MISSING_RUNS) as shop, Shop() as second:
         second.orders = shop.orders
@@ -207,7 +207,7 @@ def test_a_second_instance_a_lease_and_a_large_answer_are_told_by_options(run: R
     }
 
 
-def test_commands_are_told_by_options_and_are_in_no_report(run: Run, tmp_path: Path) -> None:
+def test_crash_and_store_commands_are_run_and_kept_out_of_reports(run: Run, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     with Shop() as shop, Control(crash=shop.records.clear, down=lambda: None, up=shop.records.clear) as control:
         commands = {name: shlex.join(control.command(name)) for name in ("crash", "down", "up")}
@@ -222,7 +222,7 @@ def test_commands_are_told_by_options_and_are_in_no_report(run: Run, tmp_path: P
     assert control.asked == ["crash", "down", "up"]
 
 
-def test_a_finding_has_its_script_in_a_file(run: Run, tmp_path: Path) -> None:
+def test_scripts_option_writes_a_reproduction_script_per_finding(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "repeat" / "here"
     with Shop(Bug.GLOBAL_SCOPE) as shop:
         other = ("--other-tenant-header", "Authorization: Bearer beta", "--only", "tenants.independent")
@@ -242,7 +242,7 @@ def test_a_finding_has_its_script_in_a_file(run: Run, tmp_path: Path) -> None:
     assert "Bearer" not in file.read_text()
 
 
-def test_options_come_from_a_file_and_the_command_line_is_stronger(
+def test_command_line_options_override_the_config_file(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOP_TOKEN", "alpha")
@@ -275,7 +275,7 @@ json = true
         ("patience = 'long'", "--patience"),
     ],
 )
-def test_a_file_with_a_mistake_is_said(run: Run, tmp_path: Path, text: str, sentence: str) -> None:
+def test_invalid_config_file_exits_with_code_2(run: Run, tmp_path: Path, text: str, sentence: str) -> None:
     file = tmp_path / "check.toml"
     file.write_text(text)
     code, _, err = run("http://shop.example/", "--config", str(file))
@@ -309,10 +309,10 @@ def test_a_baseline_fails_on_new_findings_only(run: Run, tmp_path: Path) -> None
     with Shop() as shop:
         code, _, err = run(*_described(shop.url, shop), *only, "--baseline", str(known))
     assert code == 0
-    assert "keys.too-short is in the baseline but passes now: write the baseline again" in err
+    assert "keys.too-short is in the baseline but passes now: update it with --write-baseline" in err
 
 
-def test_a_known_finding_that_does_more_harm_is_a_new_one(run: Run, tmp_path: Path) -> None:
+def test_baseline_finding_with_greater_harm_counts_as_new(run: Run, tmp_path: Path) -> None:
     known = tmp_path / "known.json"
     known.write_text('{"profile": "ietf", "known": {"replays.one-effect": {"harm": "wrong"}}}')
     with Shop(Bug.RUNS_AGAIN) as shop:
@@ -330,7 +330,7 @@ def test_a_known_finding_that_does_more_harm_is_a_new_one(run: Run, tmp_path: Pa
         ('{"profile": "stripe", "known": {}}', "it is a baseline of the profile stripe, but this run uses ietf"),
     ],
 )
-def test_a_file_that_is_no_baseline_is_said(run: Run, tmp_path: Path, text: str, sentence: str) -> None:
+def test_invalid_baseline_file_exits_with_code_2(run: Run, tmp_path: Path, text: str, sentence: str) -> None:
     known = tmp_path / "known.json"
     known.write_text(text)
     with Shop() as shop:
@@ -359,7 +359,7 @@ def test_a_file_that_is_no_baseline_is_said(run: Run, tmp_path: Path, text: str,
         (["http://shop.example/{{key}}", "--key-header", "K"], "the key is already in the URL ({{key}})"),
     ],
 )
-def test_a_mistake_says_how_to_mend_it(run: Run, words: list[str], sentence: str) -> None:
+def test_check_option_error_exits_with_code_2_and_a_hint(run: Run, words: list[str], sentence: str) -> None:
     code, _, err = run(*words)
     assert code == 2
     assert sentence in err
@@ -379,7 +379,7 @@ def test_a_mistake_says_how_to_mend_it(run: Run, words: list[str], sentence: str
     ],
     ids=lambda value: value.name if isinstance(value, Bug | Way) else "",
 )
-def test_an_option_changes_what_is_judged(
+def test_option_changes_the_verdict_of_its_clause(
     run: Run, way: Bug | Way, options: list[str], clause: str, results: list[str]
 ) -> None:
     with Shop(way) as shop, Shop() as right:
@@ -388,7 +388,7 @@ def test_an_option_changes_what_is_judged(
         assert [_results(run(*words, *more)[1])[clause] for more in ([], filled)] == results
 
 
-def test_another_method_is_sent(run: Run) -> None:
+def test_method_option_changes_the_request_method(run: Run) -> None:
     words = ("--method", "patch", "-H", "Authorization: Bearer alpha", "--only", "replays.status", "--json")
     with Shop() as shop:
         code, out, _ = run(f"{shop.url}/orders", "--body", BODY, *words)
@@ -403,14 +403,14 @@ def test_no_clause_is_begun_after_the_time_limit(run: Run) -> None:
     assert json.loads(out)["clauses"][1]["because"] == "the time limit was reached"
 
 
-def test_a_server_that_is_silent_is_waited_for_as_long_as_the_timeout(run: Run) -> None:
+def test_check_gives_up_on_a_silent_server_after_the_timeout(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         code, _, err = run(f"http://127.0.0.1:{silent.getsockname()[1]}/", "--timeout", "0.2")
     assert code == 2
     assert "does not respond: timed out" in err
 
 
-def test_certificates_of_ones_own_are_trusted_by_an_option(run: Run, tmp_path: Path) -> None:
+def test_cacert_option_trusts_a_private_certificate(run: Run, tmp_path: Path) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await receive()

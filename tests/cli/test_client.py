@@ -34,7 +34,7 @@ def begin(journal, url, key=KEY, name=None, profile="ietf"):
     journal.begin(call, key, name=name, profile=profile)
 
 
-def test_resume_sends_what_is_open_and_list_shows_it(journal, tmp_path):
+def test_client_resume_sends_open_requests_that_list_shows(journal, tmp_path):
     # R225
     with ScriptedServer(answer(201, {"id": 1})) as server:
         begin(journal, f"{server.url}/orders?token=t", name="invoice-7")
@@ -54,7 +54,7 @@ def test_resume_sends_what_is_open_and_list_shows_it(journal, tmp_path):
     assert "secret" not in before.stdout
 
 
-def test_what_stays_without_an_answer_is_exit_code_1(journal, tmp_path):
+def test_client_resume_exits_with_code_1_while_a_request_stays_open(journal, tmp_path):
     with ScriptedServer(answer(401)) as server:
         begin(journal, server.url)
         done = oncekey("resume", "--journal", "journal.db", "--json", cwd=tmp_path)
@@ -91,7 +91,7 @@ def test_credentials_go_to_one_origin_only(journal, tmp_path):
         (("resume", "--journal", "journal.db", "--header", "nonsense"), "'Name: value'"),
     ],
 )
-def test_a_mistake_is_one_line(journal, tmp_path, arguments, says):
+def test_client_usage_error_is_one_line(journal, tmp_path, arguments, says):
     begin(journal, "http://shop.example/")
     journal.answer(KEY, Reply(201))
     result = oncekey(*arguments, cwd=tmp_path)

@@ -63,7 +63,7 @@ def emitted(shop):
     return parcel
 
 
-def test_list_and_show(shop, url):
+def test_dlq_list_and_show_print_calls_and_messages(shop, url):
     # R138
     call, message = deferred(shop), emitted(shop)
     lines = json.loads(oncekey("dlq", "list", "--store", url, "--json").stdout)["items"]
@@ -84,7 +84,7 @@ def test_list_and_show(shop, url):
     assert (missing.exit_code, missing.stdout) == (1, "")
 
 
-def test_a_call_is_tried_again_within_its_window(shop, url):
+def test_dlq_retry_requeues_a_repeatable_call_within_its_window(shop, url):
     # row 22
     parcel = deferred(shop, repeatable=20 * HOUR)
     said = json.loads(
@@ -98,7 +98,7 @@ def test_a_call_is_tried_again_within_its_window(shop, url):
     assert (entries[-1]["trigger"], entries[-1]["why"]) == ("dlq_retry", "back again")
 
 
-def test_a_call_that_may_not_be_repeated_says_what_is_possible(shop, url):
+def test_dlq_retry_refuses_a_non_repeatable_call_and_lists_alternatives(shop, url):
     # F39
     parcel = deferred(shop)
     said = refused("dlq", "retry", str(parcel.id), "--store", url, "--reason", "impatient")
@@ -111,7 +111,7 @@ def test_a_call_that_may_not_be_repeated_says_what_is_possible(shop, url):
 
 
 @pytest.mark.parametrize(("options", "status"), [((), 500), (("--status", "410"), 410)])
-def test_a_call_is_given_up_with_an_answer(shop, url, options, status):
+def test_dlq_discard_of_a_call_stores_a_response(shop, url, options, status):
     # row 19
     parcel = deferred(shop)
     result = oncekey("dlq", "discard", str(parcel.id), "--store", url, "--reason", "cancelled", *options)
@@ -119,11 +119,11 @@ def test_a_call_is_given_up_with_an_answer(shop, url, options, status):
     assert f"A retry receives the stored response ({status})" in result.stdout
     response = flows.find(shop, ID).record.response
     assert response.status == status
-    assert (b"An operator gave the operation up" in response.body) == (not options)
+    assert (b"An operator gave up this operation" in response.body) == (not options)
 
 
 @pytest.mark.parametrize("order", ["retry", "discard"])
-def test_a_message_moves_by_itself(shop, url, order):
+def test_dlq_retries_or_discards_a_message_without_its_key(shop, url, order):
     parcel = emitted(shop)
     result = oncekey("dlq", order, str(parcel.id), "--store", url, "--reason", "mended", "--json")
     said = json.loads(result.stdout)
@@ -135,7 +135,7 @@ def test_a_message_moves_by_itself(shop, url, order):
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("arguments", [("retry", "--reason", " "), ("discard", "--reason", ""), ("retry",)])
-def test_without_a_reason_nothing_moves(shop, url, arguments):
+def test_dlq_commands_without_a_reason_change_nothing(shop, url, arguments):
     parcel = emitted(shop)
     result = oncekey("dlq", arguments[0], str(parcel.id), *arguments[1:], "--store", url)
     assert result.exit_code == 2

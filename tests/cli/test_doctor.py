@@ -46,7 +46,7 @@ def beat(shop, name="host:7:aa", tasks=("relay", "completer", "sweeper", "reaper
     drive(shop.store.upkeep.beat(name, tasks, every), shop.driver.run)
 
 
-def test_a_healthy_store_is_in_order(shop, url):
+def test_doctor_reports_a_healthy_store_as_ok(shop, url):
     beat(shop)
     said = examined(url)
     assert said["level"] in {"ok", "note"}
@@ -61,7 +61,7 @@ def test_a_healthy_store_is_in_order(shop, url):
     assert "schema" not in oncekey("doctor", "--store", url, "--quiet").stdout
 
 
-def test_what_waits_is_found(shop, url):
+def test_doctor_reports_unresolved_work_beyond_its_thresholds(shop, url):
     fill(shop)
     said = examined(url)
     assert said["level"] == "warning"
@@ -74,7 +74,7 @@ def test_what_waits_is_found(shop, url):
     assert about(examined(url, "--unknown-after", "0"), "unknown", "warning")
 
 
-def test_a_store_without_a_living_worker_is_warned_of(shop, url):
+def test_doctor_warns_if_no_worker_is_alive(shop, url):
     (finding,) = about(examined(url), "workers")
     assert (finding["level"], finding["seen"]) == ("warning", "none alive")
     assert "oncekey worker" in finding["todo"]
@@ -85,7 +85,7 @@ def test_a_store_without_a_living_worker_is_warned_of(shop, url):
     assert about(examined(url, "--workers", "2"), "workers", "warning")
 
 
-def test_dead_workers_and_tasks_that_none_runs(shop, url):
+def test_doctor_reports_dead_workers_and_tasks_without_a_worker(shop, url):
     beat(shop, "host:7:dead", every=-HOUR)  # it promised to be seen an hour ago
     beat(shop, "host:8:aa", tasks=("relay",))
     said = about(examined(url), "workers")
@@ -95,7 +95,7 @@ def test_dead_workers_and_tasks_that_none_runs(shop, url):
     assert [one["level"] for one in about(examined(url, "--silent-after", "1h"), "workers")] == ["ok"]
 
 
-def test_a_task_that_does_not_work_is_found(shop, url):
+def test_doctor_reports_a_worker_task_that_cannot_run(shop, url):
     beat(shop, tasks=("relay", "completer", troubled("sweeper", "ended with PanicException"), "reaper"))
     said = about(examined(url), "workers", "warning")
     assert [one["seen"] for one in said] == [
@@ -122,12 +122,12 @@ def test_missing_tables_are_an_error(tmp_path):
     assert (said["level"], about(said, "schema")[0]["todo"]) == ("error", "run oncekey migrate up")
 
 
-def test_a_store_that_does_not_answer():
+def test_doctor_reports_an_unreachable_store_as_an_error():
     said = examined("postgresql://nobody@127.0.0.1:1/nothing")
     assert [(one["about"], one["level"]) for one in said["items"]] == [("store", "error")]
 
 
-def test_postgresql_says_more(postgres_dsn):
+def test_doctor_checks_postgresql_indexes_settings_and_dead_rows(postgres_dsn):
     engine = wire.connect(postgres_dsn)
     engine.migrate()
     engine.close()
@@ -176,7 +176,7 @@ BESIDE = {
 }
 
 
-def test_rows_that_mean_nothing_are_errors(postgres_dsn):
+def test_doctor_reports_inconsistent_records_as_errors(postgres_dsn):
     """What the table does not refuse by itself; each alone, and nothing about a row that is as it should be."""
     with closing(wire.connect(postgres_dsn)) as engine, psycopg.connect(postgres_dsn, autocommit=True) as raw:
         engine.migrate()
@@ -194,7 +194,7 @@ def test_rows_that_mean_nothing_are_errors(postgres_dsn):
         assert f"1 in violation of the rule {rule}" in rules[change], change
 
 
-def test_a_post_that_waits_is_a_note(postgres_dsn):
+def test_doctor_notes_a_pending_post_migration(postgres_dsn):
     with closing(wire.connect(postgres_dsn)) as engine:
         drive(migrating.up(engine.store.schema, only=MigrationPhase.PRE), engine.driver.run)
         beat(engine)
@@ -211,16 +211,16 @@ def test_a_post_that_waits_is_a_note(postgres_dsn):
 @pytest.mark.parametrize(
     ("apart", "level"), [(0, Level.OK), (6 * SECOND, Level.WARNING), (-7 * SECOND, Level.WARNING), (HOUR, Level.ERROR)]
 )
-def test_clocks(apart, level):
+def test_doctor_grades_the_clock_skew(apart, level):
     # A3, F41
     assert doctor.clock(HOUR + apart, HOUR - SECOND, HOUR).level is level
 
 
-def test_a_slow_answer_is_no_skew():
+def test_doctor_does_not_count_a_slow_query_as_clock_skew():
     assert doctor.clock(HOUR, HOUR - MINUTE, HOUR + MINUTE).level is Level.OK
 
 
-def test_leases_shorter_than_what_operations_take():
+def test_doctor_warns_if_operations_run_longer_than_the_lease():
     runs = [Run("pay", 200 * SECOND)] * 30 + [Run("order", SECOND)] * 30
     (finding,) = doctor.policies(runs, 300 * SECOND, ())
     assert (finding.level, "pay" in finding.seen) == (Level.WARNING, True)
@@ -229,7 +229,7 @@ def test_leases_shorter_than_what_operations_take():
 @pytest.mark.parametrize(
     ("ttl", "levels"), [(0, []), (24 * HOUR, []), (HOUR, ["warning"]), (MINUTE, ["warning", "error"])]
 )
-def test_ttls(ttl, levels):
+def test_doctor_grades_the_shortest_record_ttl(ttl, levels):
     found = doctor.policies((), 300 * SECOND, [{"shortest_ttl": ttl, "longest_call": 30 * SECOND}])
     assert [one.level for one in found] == levels
 
@@ -238,19 +238,19 @@ def test_ttls(ttl, levels):
     ("live", "dead", "level"),
     [(1_000_000, 100_000, Level.OK), (1_000_000, 300_000, Level.WARNING), (10, 9_999, Level.OK)],
 )
-def test_dead_rows(live, dead, level):
+def test_doctor_grades_the_share_of_dead_rows(live, dead, level):
     row = {"name": "record", "live": live, "dead": dead, "bytes": 8192, "last_autovacuum": None}
     (finding,) = postgres.tables([row], HOUR)
     assert finding.level is level
 
 
-def test_old_transactions():
+def test_doctor_reports_old_transactions_and_held_back_vacuum():
     row = {"idle": 1, "longest_idle": HOUR, "oldest_transaction": 2 * HOUR, "oldest_xmin": 5, "hidden": 1}
     holders = [{"prepared": 1, "slot_xmin": 0}]
     assert [one.level for one in postgres.sessions([row], holders)] == ["warning", "warning", "note", "warning"]
 
 
-def test_settings_that_break_a_promise():
+def test_doctor_reports_unsafe_postgresql_settings():
     rows = [
         {"name": "fsync", "value": "off"},
         {"name": "autovacuum", "value": "off"},
@@ -265,13 +265,13 @@ def test_settings_that_break_a_promise():
     ]
 
 
-def test_a_pool_of_one_connection_is_looked_over_as_well(postgres_dsn):
+def test_doctor_works_with_a_pool_of_one_connection(postgres_dsn):
     assert oncekey("migrate", "up", "--store", postgres_dsn).exit_code == 0
     assert about(examined(postgres_dsn, "--workers", "0"), "pooler", "ok")
     assert not about(examined(f"{postgres_dsn}?pool_size=1", "--workers", "0"), "store")
 
 
-def test_standbys():
+def test_doctor_reports_a_standby_and_synchronous_commits():
     found = {
         value: list(postgres.settings([{"name": "in_hot_standby", "value": value}], SECOND)) for value in ("on", "off")
     }
@@ -291,7 +291,7 @@ def test_standbys():
         ("wal", True, 1 << 30, ["ok", "warning"]),
     ],
 )
-def test_sqlite_files(mode, safe, wal, levels):
+def test_doctor_grades_sqlite_journal_mode_and_version(mode, safe, wal, levels):
     file = [{"version": "3.51.3", "path": "shop.db"}]
     found = sqlite.kept(file, [{"journal_mode": mode}], wal, safe=safe)
     assert [one.level for one in found] == levels
@@ -313,7 +313,7 @@ def test_unused_indexes_are_only_noted():
         ("dead_letters", Level.WARNING, 0),
     ],
 )
-def test_whatever_waits_is_a_note_at_least(what, fresh, limit):
+def test_doctor_warns_once_unresolved_work_reaches_its_age_limit(what, fresh, limit):
     def level(age):
         stats = StoreStats(100 * HOUR, (), (), (), (Waiting(what, 1, 100 * HOUR - age),))
         return next(one.level for one in doctor.unresolved(stats) if one.about == what)
@@ -323,7 +323,7 @@ def test_whatever_waits_is_a_note_at_least(what, fresh, limit):
     assert level(limit) is Level.WARNING
 
 
-def test_a_relay_and_a_completer_are_wanted_where_there_is_work_for_them():
+def test_doctor_requires_relay_and_completer_only_if_they_have_work():
     queue = Queue("charge", ParcelKind.DEFER, 1, 0, 0)
     roll = Roll(0, (Worker("host:1:aa", ("sweeper", "reaper"), 0, 0, SECOND),))
     idle = StoreStats(0, (), (), (), ())

@@ -74,7 +74,7 @@ def shown(shop, url):
     return json.loads(oncekey("keys", "show", KEY, *WHOSE, "--store", url, "--json").stdout)
 
 
-def test_show_says_everything(shop, url):
+def test_keys_show_prints_all_fields_of_a_record(shop, url):
     # R42, R56, R143
     flows.settle(shop, own(shop), answered())
     said = shown(shop, url)
@@ -134,7 +134,7 @@ def test_show_names_every_state(shop, url):  # R43
     assert found == {state: state.value for state in State}
 
 
-def test_a_key_that_is_not_there(shop, url):
+def test_keys_show_of_a_missing_key_exits_with_code_1(shop, url):
     result = oncekey("keys", "show", KEY, *WHOSE, "--store", url)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "no such key" in result.stderr
@@ -143,7 +143,7 @@ def test_a_key_that_is_not_there(shop, url):
 
 
 @pytest.mark.parametrize("command", ["show", "bust"])
-def test_a_record_that_cannot_be_read_is_one_line(shop, url, command):
+def test_unreadable_record_is_reported_in_one_line(shop, url, command):
     flows.settle(shop, own(shop), answered())
     table = "oncekey.record" if url.startswith("postgresql") else "oncekey_record"
     shop.driver.run(saying(f"UPDATE {table} SET response_schema = 3"))
@@ -151,7 +151,7 @@ def test_a_record_that_cannot_be_read_is_one_line(shop, url, command):
     result = oncekey("keys", command, KEY, *WHOSE, *options, "--store", url)
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == (
-        f"oncekey: the record of a key (digest {key_digest(KEY)}) cannot be read: its answer was stored by a later "
+        f"oncekey: the record of a key (digest {key_digest(KEY)}) cannot be read: its response was stored by a later "
         "version of oncekey (response_schema 3; this one reads 2)\n"
     )
     listed = json.loads(oncekey("keys", "list", *WHOSE, "--store", url, "--json").stdout)
@@ -167,7 +167,7 @@ def saying(sql):
     return Transaction("spoil", Mode.SINGLE, body)
 
 
-def test_a_local_request_in_flight_has_no_row_and_is_shown(shop, url, monkeypatch):
+def test_keys_show_reports_a_local_request_in_progress_without_a_row(shop, url, monkeypatch):
     # L8, F21
     if not url.startswith("postgresql"):
         lease = own(shop)
@@ -209,7 +209,7 @@ def test_list_and_its_filters(shop, url):
     assert "no matching keys" in oncekey("keys", "list", "--tenant", "nobody", "--store", url).stdout
 
 
-def test_resolve_settles_audits_and_says_what_a_retry_will_do(shop, url, tmp_path):
+def test_keys_resolve_settles_the_record_and_writes_the_audit_log(shop, url, tmp_path):
     # R138, row 19
     doubt(shop)
     body = tmp_path / "answer.json"
@@ -251,7 +251,7 @@ def test_the_body_may_come_from_standard_input(shop, url):
     assert (said["outcome"], said["response"]["body"]) == ("failure", "declined")
 
 
-def test_a_phase_gets_its_result(shop, url):
+def test_keys_resolve_stores_the_result_of_an_open_call(shop, url):
     # row 20, H5
     phased(shop)
     said = shown(shop, url)
@@ -268,21 +268,21 @@ def test_a_phase_gets_its_result(shop, url):
     }  # fmt: skip
 
 
-def test_a_declined_phase_is_a_rejection(shop, url):
+def test_keys_resolve_declined_stores_a_rejection_for_the_call(shop, url):
     phased(shop)
     oncekey("keys", "resolve", KEY, *WHOSE, "--store", url, "--declined", "--result", '"no funds"', "--reason", "r")
     assert shown(shop, url)["steps"][-1]["result"] == '{"$":"rejected","v":"no funds"}'
 
 
-def test_not_executed_waits_or_is_closed(shop, url):
+def test_keys_resolve_not_executed_requires_the_provider_lag_or_closed(shop, url):
     # U1, F34
     phased(shop)
     whole = ("keys", "resolve", KEY, *WHOSE, "--store", url, "--not-executed", "--reason", "not in the list")
     early = refused(*whole)
     assert "may still be under way" in early["why"]
     assert [one["row"] for one in early["possible"]] == [20, 20, 21]
-    assert early["possible"][-1]["note"].startswith("or without --closed, asked after ")
-    assert "says nothing" in refused("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "impatient")["why"]
+    assert early["possible"][-1]["note"].startswith("or without --closed, checked after ")
+    assert "does not settle" in refused("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "impatient")["why"]
     # The operator asked before the waiting time was over, and types it after.
     late = refused(*whole, "--asked-at", "2020-01-01T00:00:00Z", "--provider-lag", "0s")
     assert late["changed"] is False
@@ -304,7 +304,7 @@ def test_release_never_takes_a_live_lease(shop, url):
     assert json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout)["items"] == []
 
 
-def test_release_of_what_was_left_behind(shop, url):
+def test_keys_release_frees_a_key_with_an_expired_lease(shop, url):
     # row 14
     own(shop, lease=-HOUR)
     result = oncekey("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "the host is gone")
@@ -319,12 +319,12 @@ def test_release_of_what_is_done_changes_nothing(shop, url):
     flows.settle(shop, own(shop), answered())
     before = shown(shop, url)
     said = refused("keys", "release", KEY, *WHOSE, "--store", url, "--reason", "impatient")
-    assert "only a key in progress whose owner did not come back is released" in said["why"]
+    assert "only a key in progress whose lease has expired, or an unknown one, can be released" in said["why"]
     after = shown(shop, url)
     assert (after["version"], after["response"]) == (before["version"], before["response"])
 
 
-def test_bust_of_a_success_needs_a_second_word(shop, url):
+def test_keys_bust_of_a_success_requires_runs_again(shop, url):
     # R106, row 32
     flows.settle(shop, own(shop), answered())
     said = refused("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price")
@@ -336,7 +336,7 @@ def test_bust_of_a_success_needs_a_second_word(shop, url):
     assert again.lease.fence == 3  # the bust put it up, and so did the take-over
 
 
-def test_bust_of_a_failure_does_not(shop, url):
+def test_keys_bust_of_a_failure_needs_no_runs_again(shop, url):
     flows.settle(shop, own(shop), answered(status=402))
     assert oncekey("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "limit raised").exit_code == 0
 
@@ -350,15 +350,15 @@ def test_extend_keeps_an_answer_for_longer(shop, url):
     assert "A retry receives the stored response" in result.stdout
     assert shown(shop, url)["expires_at"] > before
     again = refused("keys", "extend", KEY, *WHOSE, "--store", url, "--for", "1h", "--reason", "shorter")
-    assert "it is kept until" in again["why"]
+    assert "it is already kept until" in again["why"]
     assert oncekey("keys", "extend", KEY, *WHOSE, "--store", url, "--reason", "no span").exit_code == 2
 
 
-def test_only_at_the_version_that_was_seen(shop, url):
+def test_keys_resolve_refuses_an_outdated_record_version(shop, url):
     doubt(shop)
     version = shown(shop, url)["version"]
     whole = ("keys", "resolve", KEY, *WHOSE, "--store", url, "--executed", "--status", "200", "--reason", "r")
-    assert "moved since" in refused(*whole, "--version", str(version - 1))["why"]
+    assert "changed since" in refused(*whole, "--version", str(version - 1))["why"]
     assert oncekey(*whole, "--version", str(version)).exit_code == 0
 
 
@@ -378,7 +378,7 @@ def test_only_at_the_version_that_was_seen(shop, url):
         (["resolve", KEY, *WHOSE, "--reason", "r"], "one of --executed"),
         (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--declined"], "one of --executed"),
         (["resolve", KEY, *WHOSE, "--reason", "r", "--not-executed", "--status", "200"], "no response"),
-        (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--closed"], "go with --not-executed"),
+        (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--closed"], "need --not-executed"),
         (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--status", "402"], "--declined"),
         (["resolve", KEY, *WHOSE, "--reason", "r", "--declined", "--status", "200"], "is a failure"),
         (["resolve", KEY, *WHOSE, "--reason", "r", "--executed", "--body", "x"], "--status"),
@@ -387,7 +387,7 @@ def test_only_at_the_version_that_was_seen(shop, url):
         (["resolve", KEY, *WHOSE, "--reason", "r", "--not-executed", "--asked-at", "noon"], "is not a timestamp"),
     ],
 )
-def test_mistakes_get_one_clear_line(shop, url, arguments, sentence):
+def test_keys_usage_error_is_one_line_and_changes_nothing(shop, url, arguments, sentence):
     doubt(shop)
     before = shown(shop, url)
     result = oncekey("keys", *arguments, "--store", url)
@@ -400,7 +400,7 @@ def test_mistakes_get_one_clear_line(shop, url, arguments, sentence):
     ("store", "sentence"),
     [("memory:", "no command can read it"), ("sqlite:///nowhere.db", "the file nowhere.db does not exist")],
 )
-def test_stores_that_are_none(tmp_path, monkeypatch, store, sentence):
+def test_keys_command_rejects_an_invalid_store_url(tmp_path, monkeypatch, store, sentence):
     monkeypatch.chdir(tmp_path)
     result = oncekey("keys", "list", "--store", store)
     assert result.exit_code == 2
@@ -408,14 +408,14 @@ def test_stores_that_are_none(tmp_path, monkeypatch, store, sentence):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_without_its_tables(tmp_path):
+def test_keys_command_on_a_store_without_tables_names_migrate(tmp_path):
     (tmp_path / "empty.db").touch()
     result = oncekey("keys", "list", "--store", f"sqlite:///{tmp_path / 'empty.db'}")
     assert result.exit_code == 2
     assert "migrate" in result.stderr
 
 
-def test_scopes_are_those_of_requests(shop, url):
+def test_cli_scope_options_match_the_scopes_of_requests(shop, url):
     # namespace, tenant and principal give the scope that requests with them get
     from oncekey.core.scope import BindTo, bound_scope
 
@@ -429,14 +429,14 @@ def test_scopes_are_those_of_requests(shop, url):
         assert said["scope"] == scope
 
 
-def test_what_clients_wrote_cannot_move_the_cursor(shop, url):
+def test_keys_show_escapes_control_characters_from_clients(shop, url):
     flows.settle(shop, own(shop, path="/a\x1b[2J\nb"), Retryable("gone"))
     text = oncekey("keys", "show", KEY, *WHOSE, "--store", url, "--verbose").stdout
     assert "\x1b" not in text
     assert "/a\\x1b[2J\\nb" in text
 
 
-def test_no_key_in_a_log(shop, url, caplog):
+def test_commands_never_log_the_idempotency_key(shop, url, caplog):
     # R195: keys are shown to who asks for them, and nowhere else
     caplog.set_level(logging.DEBUG)
     own(shop, Effects.INLINE, Recovery.UNKNOWN, lease=-HOUR)
@@ -470,13 +470,13 @@ def test_no_key_in_a_log(shop, url, caplog):
         (("reap",), ["--app"]),
     ],
 )
-def test_help_teaches(command, teaches):
+def test_command_help_explains_its_options_and_terms(command, teaches):
     text = " ".join(CliRunner().invoke(make_app(), [*command, "--help"], env={"COLUMNS": "400"}).stdout.split())
     assert [word for word in teaches if word not in text] == []
     assert not re.search(r"\brows? \d", text)  # the table's own numbers are for --verbose
 
 
-def test_a_key_is_found_by_itself_and_by_its_beginning(shop, url):
+def test_keys_commands_find_a_key_without_scope_or_by_prefix(shop, url):
     # unique: neither its tenant nor all of it is needed
     flows.settle(shop, own(shop), answered())
     for typed in (KEY, KEY[:9]):
@@ -487,7 +487,7 @@ def test_a_key_is_found_by_itself_and_by_its_beginning(shop, url):
     assert len(json.loads(oncekey("keys", "history", KEY[:9], "--store", url, "--json").stdout)["items"]) == 1
 
 
-def test_several_keys_that_fit_are_listed_and_nothing_is_changed(shop, url):
+def test_ambiguous_key_prefix_lists_matches_and_changes_nothing(shop, url):
     flows.settle(shop, own(shop), answered(status=402))
     others = [RecordId(scope_of("-", "globex corp"), KEY), RecordId(SCOPE, f"{KEY}-2")]
     for other in others:
@@ -507,10 +507,10 @@ def test_several_keys_that_fit_are_listed_and_nothing_is_changed(shop, url):
     assert "no such key" in short.stderr
 
 
-def test_too_little_of_a_key_finds_nothing(shop, url):
+def test_key_prefix_shorter_than_4_characters_finds_nothing(shop, url):
     flows.settle(shop, own(shop), answered())
     assert "4 characters" in oncekey("keys", "show", KEY[:3], "--store", url).stderr
-    assert "found with --tenant" in oncekey("keys", "show", "elsewhere", "--store", url).stderr
+    assert "pass --tenant to find it" in oncekey("keys", "show", "elsewhere", "--store", url).stderr
 
 
 @pytest.mark.parametrize("key", ["-begins-with-a-dash-0001", "it's quoted and spaced", "100% \u00fc \u2603 *"])
@@ -525,7 +525,7 @@ def test_commands_are_ready_to_be_copied(shop, url, key):
     assert flows.find(shop, RecordId(SCOPE, key)).record.state.value == "failed_retryable"
 
 
-def test_what_to_do_comes_first(shop, url):
+def test_keys_show_prints_the_next_steps_first(shop, url):
     phased(shop)
     text = oncekey("keys", "show", KEY, "--store", url).stdout
     lines = text.splitlines()
@@ -535,7 +535,7 @@ def test_what_to_do_comes_first(shop, url):
     assert f"    oncekey keys resolve {KEY} --tenant acme --executed --result JSON --reason '...'" in lines
     assert not re.search(r"\brow \d|guard|fence|incarnation", text)
     refused_text = oncekey("keys", "bust", KEY, "--store", url, "--reason", "impatient").stderr
-    assert "only a stored answer is busted; this one is unknown" in refused_text
+    assert "only a stored response can be busted; this one is unknown" in refused_text
     assert "not possible from" not in refused_text
     verbose = oncekey("keys", "bust", KEY, "--store", url, "--reason", "impatient", "--verbose").stderr
     assert "Table of moves: bust is not possible from unknown" in verbose
@@ -557,7 +557,7 @@ def test_an_inline_key_shows_its_downstream_key(shop, url):
     assert line["downstream_keys"] == {"charge": expected}
 
 
-def test_the_shape_of_a_result_is_that_of_the_last_one(shop, url):
+def test_keys_show_describes_the_result_by_the_last_one_stored(shop, url):
     # of any key, without anything of its content, and nothing that could be sent as it is
     phased(shop)
     other = flows.begin(
@@ -598,7 +598,7 @@ async def create_order(op: Operation) -> None:
 """
 
 
-def test_a_result_is_checked_by_what_the_handler_declares(shop, url, tmp_path, monkeypatch):
+def test_keys_resolve_validates_the_result_against_the_declared_type(shop, url, tmp_path, monkeypatch):
     (tmp_path / "declaring_shop.py").write_text(SHOP)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -615,7 +615,7 @@ def test_a_result_is_checked_by_what_the_handler_declares(shop, url, tmp_path, m
     assert oncekey(*whole, "--result", '{"wrong": 7}').exit_code == 0  # without --app nothing checks it
     # It can be replaced, until the next step is stored.
     text = oncekey("keys", "show", KEY, "--store", url).stdout
-    assert "The result that was given by hand is wrong, and was something else:" in text
+    assert "The result given by hand is wrong; it was something else:" in text
     again = oncekey(*whole, "--app", "declaring_shop:once", "--result", '{"id": "ch_9"}')
     assert "failed_retryable -> failed_retryable (audited)" in again.stdout
     assert shown(shop, url)["steps"][-1]["result"] == '{"id":"ch_9"}'

@@ -36,7 +36,7 @@ def test_from_nothing_to_up_to_date(tmp_path):
     assert [result.stderr for result in (before, up, again, after)] == [""] * 4
 
 
-def test_status_for_programs(tmp_path):
+def test_migrate_status_json_lists_pending_migrations(tmp_path):
     result = oncekey("migrate", "status", "--json", cwd=tmp_path, ONCEKEY_STORE="sqlite:///shop.db")
 
     assert result.returncode == 1
@@ -48,7 +48,7 @@ def test_status_for_programs(tmp_path):
     }
 
 
-def test_only_what_older_code_can_live_with(tmp_path):
+def test_migrate_up_applies_the_pre_phase_before_the_post_phase(tmp_path):
     result = oncekey("migrate", "up", "--phase", "pre", "--store", "sqlite:///shop.db", cwd=tmp_path)
     assert (result.returncode, result.stdout.splitlines()[0]) == (0, f"applied {LABEL}.sql")
 
@@ -57,7 +57,7 @@ def test_only_what_older_code_can_live_with(tmp_path):
     assert "--phase pre" in result.stderr
 
 
-def test_a_store_that_was_made_otherwise(tmp_path):
+def test_migrate_reports_a_changed_checksum(tmp_path):
     oncekey("migrate", "up", "--store", "sqlite:///shop.db", cwd=tmp_path)
     with closing(sqlite3.connect(tmp_path / "shop.db", isolation_level=None)) as connection:
         connection.execute("UPDATE oncekey_migration SET checksum = 'tampered'")
@@ -104,7 +104,7 @@ def test_the_printed_sql_is_all_that_is_needed(tmp_path):
         (["sql", "--dialect", "oracle"], "oracle"),
     ],
 )
-def test_mistakes_get_one_clear_line(tmp_path, arguments, sentence):
+def test_migrate_usage_error_is_one_line_without_traceback(tmp_path, arguments, sentence):
     result = oncekey("migrate", *arguments, cwd=tmp_path)
 
     assert result.returncode == 2
@@ -114,7 +114,7 @@ def test_mistakes_get_one_clear_line(tmp_path, arguments, sentence):
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+asyncpg", "postgresql+psycopg"])
-def test_postgresql_too(tmp_path, postgres_dsn, scheme):
+def test_migrate_up_creates_the_tables_in_postgresql(tmp_path, postgres_dsn, scheme):
     url = postgres_dsn.replace("postgresql", scheme, 1)
 
     assert oncekey("migrate", "status", "--store", url, cwd=tmp_path).returncode == 1
@@ -137,7 +137,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("kept", KEPT)
-def test_the_store_of_an_application(kept, tmp_path):
+def test_migrate_uses_the_store_of_an_application(kept, tmp_path):
     (tmp_path / "shop.py").write_text(KEPT[kept])
     app = ("--app", "shop:once")
     up = oncekey("migrate", "up", *app, cwd=tmp_path)
@@ -163,7 +163,7 @@ def test_a_command_without_a_store_names_the_options(command, tmp_path):
     assert "pass --store URL" in unnamed.stderr
 
 
-def test_the_lease_of_an_application_is_what_the_doctor_compares_with(tmp_path):
+def test_doctor_uses_the_lease_of_the_application(tmp_path):
     (tmp_path / "shop.py").write_text(
         "from oncekey import INLINE, Once, Policy\n"
         'once = Once("sqlite:///shop.db", policy=Policy(lease=90))\n'

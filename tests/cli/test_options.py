@@ -73,7 +73,7 @@ def busy(shop):
     return keys
 
 
-def test_a_pipe_gets_every_column_and_a_terminal_those_that_fit(busy, url):
+def test_table_prints_all_columns_to_a_pipe_and_fits_a_terminal(busy, url):
     piped = typed("keys", "list", "--store", url, capture_output=True, text=True)
     assert piped.stdout.splitlines()[0].split()[:3] == ["key", "whose", "state"]
     assert (piped.stderr, "\x1b" in piped.stdout) == ("", False)
@@ -91,7 +91,7 @@ def test_no_colour_where_none_is_wanted(busy, url):
     assert "\x1b[" in on_a_terminal("doctor", "--workers", "0", "--store", url)
 
 
-def test_the_most_important_column_is_there_however_narrow_it_is(monkeypatch, capsys):
+def test_table_keeps_the_first_column_on_a_narrow_terminal(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "12")
     printing.table(("a", "key", "b"), [("x", "k" * 40, "y")], empty="", first=("key",))
     told = capsys.readouterr()
@@ -103,7 +103,7 @@ def test_the_most_important_column_is_there_however_narrow_it_is(monkeypatch, ca
     assert capsys.readouterr().out == "nothing\n"
 
 
-def test_a_long_command_is_continued_so_that_it_can_be_copied(monkeypatch):
+def test_long_command_is_wrapped_and_stays_copyable(monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     whole = "oncekey keys resolve KEY --tenant 'a b' --executed --result '{\"id\": 1}' --reason '...'"
     lines = printing.broken(whole, indent=4)
@@ -118,7 +118,7 @@ def test_a_long_command_is_continued_so_that_it_can_be_copied(monkeypatch):
     "command", [("keys", "list"), ("keys", "history", KEY, "--tenant", "acme"), ("unknown", "list"), ("dlq", "list"),
                 ("stats",), ("doctor", "--workers", "0"), ("migrate", "status")], ids=" ".join,
 )  # fmt: skip
-def test_every_list_is_the_same_document(shop, url, command):
+def test_every_list_command_prints_the_same_json_structure(shop, url, command):
     said = json.loads(oncekey(*command, "--store", url, "--json").stdout)
     assert list(said)[:3] == ["now", "items", "next"]
     assert datetime.fromisoformat(said["now"]).tzinfo is not None
@@ -130,10 +130,10 @@ def test_every_list_is_the_same_document(shop, url, command):
     ("reason", "code", "said"),
     [
         ("", 2, "--reason is empty"),
-        ("impatient", 1, "not done: only a stored answer is busted; this one is in progress"),
+        ("impatient", 1, "not done: only a stored response can be busted; this one is in progress"),
     ],
 )
-def test_exit_codes(shop, url, reason, code, said):
+def test_cli_exit_code_matches_the_kind_of_error(shop, url, reason, code, said):
     flows.begin(shop, a_claim(id=RecordId(SCOPE, KEY)), Policy())
     arguments = ("keys", "bust", KEY, "--tenant", "acme", "--store", url, "--reason", reason)
     result = typed(*arguments, capture_output=True, text=True)
@@ -146,25 +146,25 @@ def test_exit_codes(shop, url, reason, code, said):
     ("text", "span"),
     [("90", 90 * SECOND), ("90s", 90 * SECOND), ("15m", 15 * MINUTE), ("2h", 2 * HOUR), ("1d", 24 * HOUR)],
 )
-def test_spans(text, span):
+def test_span_option_parses_durations(text, span):
     assert options.span(text) == span
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-1h", "inf", "nan", "1w"])
-def test_no_spans(text):
+def test_span_option_rejects_invalid_durations(text):
     # A negative one would let "not executed" be believed too early.
     with pytest.raises(ConfigurationError):
         options.span(text)
 
 
 @pytest.mark.parametrize("text", ["2026-11-16T01:50:00", "yesterday"])
-def test_instants_have_an_offset(text):
+def test_instant_option_requires_a_utc_offset(text):
     with pytest.raises(ConfigurationError):
         options.instant(text)
     assert options.instant("1970-01-01T01:00:01+01:00") == SECOND
 
 
-def test_a_lost_reply_says_where_to_look(shop, url):
+def test_ambiguous_commit_error_refers_to_keys_history(shop, url):
     # P7: nobody knows, so nothing is repeated
     async def losing(engine):
         raise CommitAmbiguousError("gone")

@@ -95,7 +95,7 @@ def test_a_put_that_publishes_is_not_idempotent(shop):  # R16, R267
     assert "POST /checkout/shipment: protect it" in done.stdout
 
 
-def test_what_is_open_on_purpose_is_said(shop):
+def test_routes_open_option_declares_an_unprotected_route(shop):
     code, found = survey(shop, "--open", "POST /login", "--open", "POST /checkout/shipment")
     assert (code, found["POST", "/login"]["verdict"]) == (1, "declared open")  # the PUT is left
     wrong = run("routes", "--app", "routed_shop:once", "--open", "POST /logn", cwd=shop)

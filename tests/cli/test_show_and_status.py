@@ -60,7 +60,7 @@ async def both(shop: RealShop, key: str) -> tuple[dict[str, Any], dict[str, Any]
     return reply.json(), json.loads(result.stdout)
 
 
-async def test_they_say_the_same(database: Any) -> None:
+async def test_keys_show_and_status_resource_report_the_same_state(database: Any) -> None:
     # R84, R143
     gate = asyncio.Event()
     gate.set()
@@ -78,7 +78,7 @@ async def test_they_say_the_same(database: Any) -> None:
             assert (shown["state"], shown["recovery_point"]) == (state, point)
 
 
-async def test_a_local_request_in_flight(database: Any) -> None:
+async def test_both_report_a_local_request_in_progress_then_completed(database: Any) -> None:
     # L8, F21: PostgreSQL has no row of it yet, only its lock
     gate = asyncio.Event()
     shop = shop_on(database, gate)
@@ -100,7 +100,7 @@ async def test_a_local_request_in_flight(database: Any) -> None:
         assert said["state"] == shown["state"] == "completed"
 
 
-async def test_a_declined_payment_that_is_busted_is_not_asked_for_again(database: Any) -> None:
+async def test_busted_declined_payment_does_not_repeat_its_call(database: Any) -> None:
     # R106: what `keys show` says of it before is what happens
     shop, asked = RealShop(database), []
 
@@ -122,7 +122,7 @@ async def test_a_declined_payment_that_is_busted_is_not_asked_for_again(database
         assert (await shop.send("/payments", key=KEY)).status == 402
         shown = await asyncio.to_thread(oncekey, "keys", "show", KEY, *where)
         assert "a retry should compute the response from the finished steps" in shown.stdout
-        assert "no provider is asked again" in " ".join(shown.stdout.split())
+        assert "no provider is called again" in " ".join(shown.stdout.split())
         busted = await asyncio.to_thread(oncekey, "keys", "bust", KEY, *where, "--reason", "funds arrived")
         assert "finished steps are not repeated" in busted.stdout
         again = await shop.send("/payments", key=KEY)

@@ -36,7 +36,7 @@ def fill(shop):
     emitted(shop)
 
 
-def test_counts(shop, url):
+def test_stats_json_counts_records_by_state_effects_and_operation(shop, url):
     fill(shop)
     said = json.loads(oncekey("stats", "--store", url, "--json").stdout)
     assert said["keys"] == 5
@@ -55,7 +55,7 @@ def test_counts(shop, url):
     assert "cannot be counted" in said["duplicates_note"]
 
 
-def test_for_people(shop, url):
+def test_stats_prints_a_table_of_record_counts(shop, url):
     empty = oncekey("stats", "--store", url).stdout
     assert empty.startswith("no keys\n")
     fill(shop)
@@ -64,7 +64,7 @@ def test_for_people(shop, url):
     assert any(line.split()[:4] == ["completed", "local", "pay", "2"] for line in text.splitlines())
 
 
-def test_one_round_of_the_reaper(shop, url):
+def test_reap_once_runs_one_round_and_reports_counts(shop, url):
     fill(shop)
     said = json.loads(oncekey("reap", "--once", "--store", url, "--json").stdout)
     assert said == {"moved": 1, "by": {"purged": 1, "marked": 0, "parked": 0, "abandoned": 0, "notes": 0, "workers": 0}}
@@ -95,7 +95,7 @@ def until(process, wanted):
     raise AssertionError(process.stderr.read())
 
 
-def test_a_watch_shows_what_the_consoles_overview_shows_and_each_change(url):
+def test_stats_watch_reports_the_console_overview_and_its_changes(url):
     with opened(url) as world, watching(url, "--json") as process:
         assert "No worker is alive" in until(process, lambda reading: reading["level"] == "bad")["headline"]
         fill_with_trouble(world, finished=4)
@@ -108,7 +108,7 @@ def test_a_watch_shows_what_the_consoles_overview_shows_and_each_change(url):
         assert seen["headline"] == "3 unknown outcomes and 4 dead letters need attention."
 
 
-def test_a_watch_for_people_cannot_be_moved_by_what_others_wrote(tmp_path):
+def test_stats_watch_escapes_control_characters_in_worker_names(tmp_path):
     url = f"sqlite:///{tmp_path / 'shop.db'}"
     with opened(url) as world:
         world.go(world.store.upkeep.beat("\x1b[2Jevil", ["relay"], 3600 * SECOND))
@@ -120,7 +120,7 @@ def test_a_watch_for_people_cannot_be_moved_by_what_others_wrote(tmp_path):
     assert "\x1b" not in "".join(lines)
 
 
-def test_a_store_that_goes_away_is_asked_again_until_it_is_back():
+def test_stats_watch_resumes_after_a_store_outage():
     with PostgresServer() as server:
         url = server.create_database("shop")
         with opened(url) as world:
@@ -133,14 +133,14 @@ def test_a_store_that_goes_away_is_asked_again_until_it_is_back():
             until(process, lambda reading: reading.get("level") == "good")
 
 
-def test_a_watch_needs_a_store_at_first(tmp_path):
+def test_stats_watch_exits_with_code_2_if_the_store_is_missing(tmp_path):
     missing = oncekey("stats", "--watch", "1", "--store", f"sqlite:///{tmp_path / 'none.db'}")
     nobody = oncekey("stats", "--watch", "1", "--store", "postgresql://nobody@127.0.0.1:1/none")
     assert (missing.exit_code, nobody.exit_code) == (2, 2)
     assert not (tmp_path / "none.db").exists()
 
 
-def test_a_user_who_may_only_read_is_enough(operated_dsn):
+def test_stats_watch_works_with_a_read_only_database_role(operated_dsn):
     with psycopg.connect(operated_dsn, autocommit=True) as connection:
         connection.execute("DROP ROLE IF EXISTS oncekey_reader")
         connection.execute("CREATE ROLE oncekey_reader LOGIN")

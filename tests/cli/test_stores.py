@@ -29,9 +29,9 @@ def test_every_store_is_listed_with_what_it_can_do():
         engine.close()
 
 
-def test_people_see_a_line_for_each_and_what_is_at_stake():
+def test_stores_prints_a_line_per_store_and_the_redis_warning():
     lines = oncekey("stores").stdout.splitlines()
-    assert lines[0].split() == ["store", "url", "asyncio", "threads", "effects", "besides"]
+    assert lines[0].split() == ["store", "url", "asyncio", "threads", "effects", "also"]
     shown = lines[1 : len(wire.STORES) + 1]
     assert all(line.startswith(f"{row.title} ") for line, row in zip(shown, wire.STORES, strict=True))
     assert "Redis: for low stakes only: Redis can forget a key" in lines[-1]
@@ -41,7 +41,7 @@ def test_people_see_a_line_for_each_and_what_is_at_stake():
     ("package", "store", "command"),
     [("redis", "redis", "pip install 'oncekey[redis]'"), ("asyncpg", "postgres", "pip install 'oncekey[asyncpg]'")],
 )
-def test_what_is_missing_comes_with_the_line_that_installs_it(monkeypatch, package, store, command):
+def test_stores_prints_the_install_command_of_a_missing_package(monkeypatch, package, store, command):
     found = wire.find_spec
     monkeypatch.setattr(wire, "find_spec", lambda name: None if name == package else found(name))
 

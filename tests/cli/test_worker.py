@@ -123,7 +123,7 @@ def test_only_the_topics_that_were_asked_for(shop):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_an_open_call_end(shop, number):  # P5, F10: one call, and its answer is stored
+def test_worker_finishes_an_open_call_after_a_signal(shop, number):  # P5, F10: one call, and its answer is stored
     folder, engine = shop
     (folder / "wait").touch()
     parcel = deferred(engine)
@@ -155,7 +155,7 @@ def test_a_signal_lets_an_open_call_end(shop, number):  # P5, F10: one call, and
         ("broken:once", "--app: broken cannot be imported: No module named 'no_such_package'"),
     ],
 )
-def test_what_cannot_be_loaded_is_said(shop, monkeypatch, app, line):
+def test_loading_an_invalid_app_raises_a_configuration_error(shop, monkeypatch, app, line):
     folder, _ = shop
     (folder / "broken.py").write_text("import no_such_package\n")
     monkeypatch.chdir(folder)
@@ -182,7 +182,7 @@ def test_what_cannot_be_loaded_is_said(shop, monkeypatch, app, line):
         (["--app", "shop:once", "--topics", "charge,refund"], "no topic 'refund'; the topics are charge"),
     ],
 )
-def test_mistakes_are_one_line(shop, arguments, line):
+def test_worker_usage_error_is_one_line_without_traceback(shop, arguments, line):
     folder, _ = shop
     (folder / "empty.py").write_text('from oncekey import Once\nonce = Once("sqlite:///shop.db")\n')
     (folder / "forgetful.py").write_text('from oncekey import Once\nonce = Once("memory:")\nonce.topic("a")(print)\n')
@@ -193,7 +193,7 @@ def test_mistakes_are_one_line(shop, arguments, line):
     assert "Traceback" not in result.stderr
 
 
-def test_a_store_without_tables_is_said(tmp_path):
+def test_worker_on_a_store_without_tables_names_migrate_up(tmp_path):
     (tmp_path / "shop.py").write_text(SHOP)
 
     result = oncekey("worker", "--app", "shop:once", "--once", cwd=tmp_path)
@@ -214,7 +214,7 @@ def test_a_worker_without_topics_still_sweeps_and_reaps(shop):
 
 
 # R146, R169: each task of the worker can be left out, and says how it is
-def test_a_worker_tells_how_its_tasks_are(shop):
+def test_worker_health_endpoint_reports_its_tasks(shop):
     folder, _ = shop
     command = [str(ONCEKEY), "worker", "--app", "shop:once", "--without", "reaper"]
     with subprocess.Popen(
@@ -234,7 +234,7 @@ def test_a_worker_tells_how_its_tasks_are(shop):
     assert worker.returncode == 0, told
 
 
-def test_the_grace_holds_for_a_function_that_swallows_its_cancellation(shop):
+def test_worker_exits_after_the_grace_if_a_function_ignores_cancellation(shop):
     folder, engine = shop
     (folder / "stubborn.py").write_text(STUBBORN)
     parcel = deferred(engine)
@@ -274,7 +274,7 @@ def _until_ready(port: int) -> dict:
     return answers[-1].json()
 
 
-def test_a_worker_says_what_it_runs_and_is_on_the_roll(shop):
+def test_worker_prints_its_tasks_and_registers_until_it_stops(shop):
     folder, engine = shop
     command = [str(ONCEKEY), "worker", "--app", "shop:once", "--without", "reaper", "--health", "127.0.0.1:0"]
     pipe = subprocess.PIPE
@@ -294,7 +294,7 @@ def test_a_worker_says_what_it_runs_and_is_on_the_roll(shop):
     assert drive(engine.store.upkeep.workers(), engine.driver.run).workers == ()  # it left
 
 
-def test_once_says_that_something_failed(shop):
+def test_worker_once_exits_with_code_1_if_a_call_failed(shop):
     folder, engine = shop
     (folder / "failing.py").write_text(FAILING)
     parcel = deferred(engine)

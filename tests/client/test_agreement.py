@@ -42,7 +42,7 @@ def patterns(module: object) -> dict[str, tuple[object, int]]:
     return {name: (pattern.pattern, pattern.flags) for name, pattern in found.items()}
 
 
-def test_the_patterns_of_keys_are_the_same():
+def test_client_and_library_key_patterns_are_equal():
     ours = patterns(client_keys)
     assert len(ours) >= 9
     assert ours.items() <= patterns(library_keys).items()
@@ -63,7 +63,7 @@ def parsed(module, field: bytes) -> str:
 )
 @example(rb'"a";b=%"%ff"')
 @example(b'"a", "b"')
-def test_a_field_is_parsed_alike(field):
+def test_client_and_library_parse_a_key_header_equally(field):
     assert parsed(client_keys, field) == parsed(library_keys, field)
 
 
@@ -76,11 +76,11 @@ def test_a_field_is_parsed_alike(field):
 )
 @example("ann@shop.example")
 @example("+49 30 1234567")
-def test_the_same_keys_look_personal(key):
+def test_client_and_library_flag_the_same_personal_keys(key):
     assert client_keys.looks_personal(key) == library_keys.looks_personal(key)
 
 
-def test_every_code_of_the_library_has_its_meaning():
+def test_client_maps_every_problem_code_of_the_library():
     told = {code: fault for code, fault, _ in OURS}
     assert told == {code.value: PROBLEMS[code].fault_code for code in Code if code.value in told}
     assert set(told) | {code.value for code in BY_STATUS} == {code.value for code in Code}
@@ -88,11 +88,11 @@ def test_every_code_of_the_library_has_its_meaning():
 
 
 @pytest.mark.parametrize("code", BY_STATUS)
-def test_a_status_is_enough_for_the_other_codes(code):
+def test_client_maps_the_remaining_codes_by_status(code):
     assert next_move(Reply(PROBLEMS[code].status), IETF).move is BY_STATUS[code]
 
 
-def test_the_default_envelope_is_the_same():
+def test_client_and_library_backoff_defaults_are_equal():
     assert [(one.name, one.default) for one in fields(Backoff)] == [
         (one.name, one.default) for one in fields(LibraryBackoff)
     ]
@@ -100,10 +100,10 @@ def test_the_default_envelope_is_the_same():
 
 @stable
 @given(st.integers(-5, 10_000), st.floats(-1, 2), st.one_of(st.none(), st.floats(-5, 1e6)))
-def test_a_wait_is_as_long(failures, chance, asked):
+def test_client_and_library_backoff_waits_are_equal(failures, chance, asked):
     ours, theirs = Backoff(0.2, 10.0, 0.1, 30.0), LibraryBackoff(0.2, 10.0, 0.1, 30.0)
     assert ours.wait(failures, chance, asked=asked) == theirs.wait(failures, chance, asked=asked)
 
 
-def test_the_header_and_the_marker_are_the_same():
+def test_client_and_library_header_names_are_equal():
     assert (IETF.field, IETF.replayed) == (KEY_HEADER, Policy().replayed_header)

@@ -55,7 +55,7 @@ def send(url, *, method="POST", rules=RULES, **options):
         [DROP, answer(500), TRUNCATED],
     ],
 )
-def test_one_operation_has_one_key_on_every_try(faults):
+def test_aiohttp_retries_send_the_same_key_and_request(faults):
     # R217, R220, R222
     with ScriptedServer(*faults, DONE) as server:
         status, body, headers = send(f"{server.url}/orders", json={"a": 1}, headers={"X-Own": "1"})
@@ -78,7 +78,7 @@ def test_a_stream_is_sent_whole_each_time():
     assert [(seen.body, seen.headers.get("content-length")) for seen in server.seen] == [(b"abc", "3")] * 2
 
 
-def test_polls_leave_the_key_and_the_body_behind():
+def test_aiohttp_status_polls_omit_key_and_body():
     accepted = answer(202, {"code": Code.IN_PROGRESS.value}, Location="/keys/1", Retry_After="1")
     with ScriptedServer(accepted, answer(200, {"state": "completed"}), DONE) as server:
         assert send(server.url, json={})[0] == 201
@@ -86,7 +86,7 @@ def test_polls_leave_the_key_and_the_body_behind():
     assert [seen.key is not None for seen in server.seen] == [True, False, True]
 
 
-def test_a_get_passes_as_it_is_and_a_body_can_carry_the_key():
+def test_aiohttp_leaves_get_unchanged_and_supports_body_keys():
     with ScriptedServer(answer(503), answer(503), DONE) as server:
         assert send(server.url, method="GET")[0] == 503
         assert send(server.url, rules=RetryRules(SQUARE, backoff=FAST), json={"a": 1})[0] == 201
@@ -95,7 +95,7 @@ def test_a_get_passes_as_it_is_and_a_body_can_carry_the_key():
     assert server.seen[1].body == server.seen[2].body
 
 
-def test_replays_are_final_and_a_mismatch_is_an_error():
+def test_aiohttp_accepts_a_replay_and_raises_for_a_reused_key():
     # R224, R227
     with ScriptedServer(
         answer(500, Idempotent_Replayed="true"), answer(422, {"code": Code.KEY_REUSED.value})
@@ -106,7 +106,7 @@ def test_replays_are_final_and_a_mismatch_is_an_error():
     assert len(server.seen) == 2
 
 
-def test_an_unknown_outcome_can_be_asked_about_again_with_the_same_key():
+def test_aiohttp_repeats_an_unknown_request_with_the_same_key():
     async def run(url):
         middleware = OncekeyClientMiddleware(rules=RULES, sleep=no_sleep)
         async with aiohttp.ClientSession(middlewares=[middleware]) as session:
@@ -120,7 +120,7 @@ def test_an_unknown_outcome_can_be_asked_about_again_with_the_same_key():
     assert len({(seen.key, seen.body) for seen in server.seen}) == 1
 
 
-def test_a_server_that_is_not_there_is_the_plain_error_of_aiohttp():
+def test_unreachable_server_raises_the_aiohttp_connector_error():
     with pytest.raises(aiohttp.ClientConnectorError):
         send(f"http://127.0.0.1:{free_port()}")
 

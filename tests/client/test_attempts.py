@@ -96,7 +96,7 @@ RETRIED = {
 
 
 @pytest.mark.parametrize("first", RETRIED.values(), ids=RETRIED)
-def test_what_may_be_tried_again_is_tried_with_the_very_same_request(first):
+def test_retryable_reply_repeats_the_identical_request(first):
     # R217, R220, R221, R222, R224, C20
     play = Play([first, DONE])
     assert play.run() == Answered(DONE)
@@ -170,7 +170,7 @@ def test_a_mismatch_is_never_sent_again(mismatch, rules):
     assert Play([mismatch], rules).run() == Misused(mismatch)
 
 
-def test_vendors_say_in_their_own_way_that_the_same_key_may_come_again():
+def test_vendor_specific_retry_signals_are_recognised():
     for first in (reply(422, {"errorCode": "704"}), reply(422, Transient_Error="true")):
         assert Play([first, DONE], RetryRules(ADYEN)).run() == Answered(DONE)
         assert Play([first], RetryRules()).run() == Answered(first)
@@ -179,11 +179,11 @@ def test_vendors_say_in_their_own_way_that_the_same_key_may_come_again():
 
 
 @pytest.mark.parametrize("status", [401, 403, 407])
-def test_who_is_not_let_in_keeps_the_key(status):
+def test_rejected_credentials_leave_the_operation_unsettled(status):
     assert Play([reply(status)]).run() == Unsettled(reply(status))
 
 
-def test_who_is_not_let_in_any_more_does_not_know():
+def test_rejected_credentials_after_a_lost_reply_are_unknown():
     ended = Play([LOST, reply(401)]).run()
     assert isinstance(ended, Unknown)
     assert ended.last == reply(401)
@@ -193,13 +193,13 @@ def test_a_wrong_certificate_is_not_tried_again():
     assert Play([WRONG_CERTIFICATE]).run() == Unsettled(WRONG_CERTIFICATE)
 
 
-def test_a_key_that_the_server_has_forgotten_is_to_be_found_out_about():
+def test_expired_key_response_makes_the_outcome_unknown():
     gone = problem(Code.KEY_EXPIRED)
     assert Play([gone]).run() == Unknown("the key has expired at the server", gone, expired=True)
 
 
 @pytest.mark.parametrize("last", [LOST, reply(408), reply(500), reply(502), reply(503), reply(504)], ids=str)
-def test_attempts_are_bounded_and_what_may_have_happened_is_unknown(last):
+def test_outcome_is_unknown_after_the_last_attempt_was_lost(last):
     # R223
     play = Play([last] * 9, RetryRules(attempts=3))
     ended = play.run()
@@ -211,16 +211,16 @@ def test_attempts_are_bounded_and_what_may_have_happened_is_unknown(last):
 @pytest.mark.parametrize(
     "last", [REFUSED, reply(429), reply(423), reply(425), problem(Code.STORE_UNAVAILABLE)], ids=str
 )
-def test_what_cannot_have_happened_is_not_unknown(last):
+def test_request_never_executed_is_unsettled_after_the_last_attempt(last):
     assert Play([last] * 9, RetryRules(attempts=3)).run() == Unsettled(last)
 
 
-def test_one_doubt_is_not_lifted_by_a_later_refusal():
+def test_lost_reply_stays_unknown_after_later_refused_connections():
     ended = Play([LOST, REFUSED, REFUSED], RetryRules(attempts=3)).run()
     assert isinstance(ended, Unknown)
 
 
-def test_the_deadline_bounds_waiting_and_no_wait_is_begun_that_ends_after_it():
+def test_client_starts_no_wait_that_would_end_after_the_deadline():
     # R222, R223
     play = Play([reply(409, Retry_After="7")] * 99, RetryRules(attempts=2, deadline=30.0))
     ended = play.run()
@@ -259,7 +259,7 @@ def test_absurd_waits_are_clamped():
     assert play.waits == [60.0]
 
 
-def test_redirects_keep_method_body_and_key_and_retries_begin_where_the_caller_said():
+def test_redirects_keep_the_request_and_retries_use_the_original_url():
     moved = reply(307, Location="/v2/orders")
     play = Play([moved, LOST, reply(308, Location="http://shop.example:80/v3/orders"), DONE])
     assert play.run() == Answered(DONE)
@@ -279,7 +279,7 @@ def test_redirects_are_bounded():
     assert len(play.sent) == 3
 
 
-def test_accepted_work_is_polled_where_it_points_and_its_answer_fetched_with_the_key():
+def test_client_polls_the_location_of_a_202_then_repeats_the_request():
     accepted = reply(202, {"code": Code.IN_PROGRESS.value}, Location="/keys/k", Retry_After="2")
     working = reply(200, {"state": "in_progress"}, Retry_After="1")
     play = Play([accepted, working, LOST, reply(503), reply(200, {"state": "completed"}), DONE])
@@ -295,7 +295,7 @@ def test_accepted_work_is_polled_where_it_points_and_its_answer_fetched_with_the
 
 
 @pytest.mark.parametrize("body", [{"state": "pending", "status_url": "/keys/k"}, {"transfer": 7}])
-def test_the_answer_of_an_accepted_request_is_fetched_with_the_key(body):
+def test_client_fetches_the_response_of_a_202_with_its_key(body):
     accepted, key = reply(202, body, Location="/keys/k", Retry_After="1"), IETF.key_of(CALL)
     working = reply(200, {"key": key, "state": "pending"}, Retry_After="1")
     play = Play([accepted, working, reply(200, {"key": key, "state": "completed"}), DONE])
@@ -303,7 +303,7 @@ def test_the_answer_of_an_accepted_request_is_fetched_with_the_key(body):
     assert [sent.method for sent in play.sent] == ["POST", "GET", "GET", "POST"]
 
 
-def test_the_last_page_of_somebody_elses_job_is_the_answer():
+def test_final_page_of_a_polled_job_is_the_response():
     accepted, page = reply(202, Location="/jobs/1", Retry_After="1"), reply(200, {"result": 7})
     assert Play([accepted, reply(202, Retry_After="1"), page]).run() == Answered(page)
 

@@ -91,7 +91,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
-def test_one_operation_has_one_key_on_every_try(way, faults):
+def test_httpx_retries_send_the_same_key_and_request(way, faults):
     # R217, R220, R222
     with ScriptedServer(*faults, DONE) as server:
         response = way.send(way.transport(), "POST", f"{server.url}/orders?x=1", json={"a": 1}, headers={"X-Own": "1"})
@@ -148,14 +148,14 @@ def test_a_body_that_can_be_read_only_once_is_sent_whole_each_time():
 
 
 @pytest.mark.parametrize("status", [408, 500])
-def test_a_stored_error_that_is_replayed_is_not_asked_for_again(way, status):
+def test_httpx_does_not_retry_a_replayed_error_response(way, status):
     # R227
     with ScriptedServer(answer(status, {"stored": True}, Idempotent_Replayed="true")) as server:
         response = way.send(way.transport(), "POST", server.url)
     assert (response.status_code, len(server.seen)) == (status, 1)
 
 
-def test_a_mismatch_is_an_error_of_the_program(way):
+def test_httpx_raises_for_a_reused_key_response(way):
     # R224
     with (
         ScriptedServer(answer(422, {"code": Code.KEY_REUSED.value})) as server,
@@ -167,7 +167,7 @@ def test_a_mismatch_is_an_error_of_the_program(way):
     assert caught.value.reply.status == 422
 
 
-def test_an_unknown_outcome_can_be_asked_about_again_with_the_same_key(way):
+def test_httpx_repeats_an_unknown_request_with_the_same_key(way):
     with ScriptedServer(DROP, DROP, DROP, DROP, DONE) as server:
         with pytest.raises(RequestOutcomeUnknownError) as caught:
             way.send(way.transport(), "POST", server.url, json={"a": 1}, headers={"Authorization": "Bearer t"})
@@ -178,7 +178,7 @@ def test_an_unknown_outcome_can_be_asked_about_again_with_the_same_key(way):
     assert len(server.seen) == 5
 
 
-def test_a_server_that_is_not_there_is_the_plain_error_of_httpx(way):
+def test_unreachable_server_raises_the_httpx_connect_error(way):
     with pytest.raises(httpx.ConnectError):
         way.send(way.transport(), "POST", f"http://127.0.0.1:{free_port()}")
     assert len(way.waits) == RULES.attempts - 1
@@ -195,7 +195,7 @@ def test_a_wrong_certificate_is_not_tried_again():
     assert way.waits == []
 
 
-def test_compressed_answers_are_read_and_handed_on(way):
+def test_httpx_reads_and_returns_compressed_responses(way):
     import gzip
 
     content = gzip.compress(json.dumps({"code": Code.IN_PROGRESS.value}).encode())
@@ -242,7 +242,7 @@ def test_profiles_place_the_key(way):
 # With a journal
 
 
-def test_the_operation_is_on_disk_when_the_first_byte_arrives_and_answered_at_the_end(way, tmp_path):
+def test_journal_returns_the_stored_response_for_a_named_operation(way, tmp_path):
     # R218 in part, R225
     journal = Journal(tmp_path / "journal.db")
     with ScriptedServer(answer(503), DONE) as server:
@@ -258,7 +258,7 @@ def test_the_operation_is_on_disk_when_the_first_byte_arrives_and_answered_at_th
     assert journal.unfinished() == []
 
 
-def test_resume_sends_what_is_open_with_the_same_keys_and_the_headers_that_are_given_again(way, tmp_path):
+def test_httpx_resume_sends_open_requests_with_same_keys_and_new_headers(way, tmp_path):
     # R225
     journal = Journal(tmp_path / "journal.db")
     with ScriptedServer(DROP, DROP, DROP, DROP, answer(401), DONE, DONE) as server:
@@ -275,7 +275,7 @@ def test_resume_sends_what_is_open_with_the_same_keys_and_the_headers_that_are_g
     assert journal.unfinished() == []
 
 
-def test_a_server_that_says_nothing_does_not_stop_a_resume_for_ever(way, tmp_path):
+def test_httpx_resume_retries_a_silent_server_after_the_timeout(way, tmp_path):
     journal = Journal(tmp_path / "journal.db")
     with ScriptedServer(answer(401), HANG, DONE) as server:
         way.send(way.transport(journal=journal), "POST", server.url)
@@ -284,7 +284,7 @@ def test_a_server_that_says_nothing_does_not_stop_a_resume_for_ever(way, tmp_pat
     assert len(set(server.keys)) == 1
 
 
-def test_one_that_fails_does_not_keep_the_others_from_being_resumed(way, tmp_path):
+def test_httpx_resume_continues_after_a_failed_request(way, tmp_path):
     journal = Journal(tmp_path / "journal.db")
     with ScriptedServer(answer(401), answer(401), answer(422, {"code": Code.KEY_REUSED.value}), DONE) as server:
         for number in range(2):
@@ -311,7 +311,7 @@ def test_a_cancelled_request_stays_open_in_the_journal(tmp_path):
     assert [entry.progress for entry in journal.entries()] == [Progress.OPEN]
 
 
-def test_cancelling_a_pause_ends_the_tries():
+def test_cancelling_a_retry_wait_stops_the_attempts():
     async def exercise(url):
         slept = asyncio.Event()
 
@@ -331,7 +331,7 @@ def test_cancelling_a_pause_ends_the_tries():
     assert len(server.seen) == 1
 
 
-def test_a_package_of_the_same_shape_is_recognised_by_its_classes(monkeypatch):
+def test_transport_recognises_httpx2_by_the_module_of_its_classes(monkeypatch):
     """What httpx2 is to us: classes whose module has that name."""
     package = ModuleType("httpx2")
     for name in ("Request", "Response", "ByteStream", "TransportError", "DecodingError"):
@@ -356,7 +356,7 @@ def test_a_package_of_the_same_shape_is_recognised_by_its_classes(monkeypatch):
     assert (type(response), response.status_code, inner.calls) == (package.Response, 201, 2)
 
 
-def test_without_any_of_the_packages_it_says_what_to_install(monkeypatch):
+def test_transport_without_httpx_names_the_package_to_install(monkeypatch):
     from oncekey_client import ClientConfigurationError
 
     monkeypatch.setattr(adapter, "find_spec", lambda _: None)

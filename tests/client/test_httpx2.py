@@ -41,7 +41,7 @@ def send(request):
 
 
 @pytest.mark.parametrize("faults", [[], [DROP], [TRUNCATED], [answer(503), answer(503)], [IN_PROGRESS]], ids=len)
-def test_one_operation_has_one_key_on_every_try(send, faults):  # R217, R220, R222
+def test_httpx2_retries_send_the_same_key(send, faults):  # R217, R220, R222
     with ScriptedServer(*faults, DONE) as server:
         response = send(f"{server.url}/orders")
     assert type(response) is httpx2.Response
@@ -50,13 +50,13 @@ def test_one_operation_has_one_key_on_every_try(send, faults):  # R217, R220, R2
     assert len(set(server.keys)) == 1
 
 
-def test_a_replayed_answer_is_final(send):  # R227
+def test_httpx2_does_not_retry_a_replayed_response(send):  # R227
     with ScriptedServer(answer(500, {"error": "stored"}, Idempotent_Replayed="true")) as server:
         assert send(server.url).status_code == 500
     assert len(server.seen) == 1
 
 
-def test_an_unknown_outcome_is_an_error_of_its_own(send, tmp_path):
+def test_httpx2_raises_for_an_unknown_outcome_and_journals_the_key(send, tmp_path):
     journal = Journal(tmp_path / "journal.db")
     with ScriptedServer(*[DROP] * 4) as server, pytest.raises(RequestOutcomeUnknownError):
         send(server.url, journal=journal)

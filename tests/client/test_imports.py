@@ -34,7 +34,7 @@ def _imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_a_module_imports_its_own_package_at_most(path):
+def test_client_module_imports_only_its_own_optional_package(path):
     assert _imported(path) <= ADAPTERS.get(path.stem, set())
 
 
@@ -45,7 +45,7 @@ def test_the_client_and_its_journal_work_without_any_package():
 
 
 @pytest.mark.parametrize("name", oncekey_client.__all__)
-def test_no_public_name_of_the_library_means_something_else_here(name):
+def test_client_exports_no_public_name_of_the_library(name):
     assert name not in oncekey.__all__
 
 

@@ -46,7 +46,7 @@ def begin(journal, call=CALL, key=KEY, name=None):
     return journal.begin(call, key, name=name, profile="ietf")
 
 
-def test_an_entry_is_open_until_its_answer_and_then_holds_that(journal):
+def test_journal_entry_is_open_until_its_response_is_stored(journal):
     # R218 in part, R225
     begin(journal, name="invoice-7")
     (entry,) = journal.unfinished()
@@ -60,7 +60,7 @@ def test_an_entry_is_open_until_its_answer_and_then_holds_that(journal):
     assert answered.reply == Reply(201, (("Location", "/orders/1"), ("Content-Type", "application/json")), b'{"id": 1}')
 
 
-def test_no_credentials_are_on_disk_and_nobody_else_reads_the_file(journal):
+def test_journal_stores_no_credentials_and_is_private_to_its_owner(journal):
     begin(journal)
     content = b"".join(path.read_bytes() for path in journal.path.parent.iterdir())
     assert b"s3cr3t" not in content
@@ -69,7 +69,7 @@ def test_no_credentials_are_on_disk_and_nobody_else_reads_the_file(journal):
     assert stat.S_IMODE(journal.path.stat().st_mode) == 0o600
 
 
-def test_fields_are_kept_when_they_are_named(tmp_path):
+def test_journal_stores_headers_listed_in_keep_fields(tmp_path):
     journal = Journal(tmp_path / "journal.db", keep_fields=["X-Tenant"])
     begin(journal, CALL.with_field("X-Tenant", "acme"))
     assert journal.unfinished()[0].call.field("x-tenant") == "acme"
@@ -83,7 +83,7 @@ def test_the_same_name_or_key_is_the_same_operation(journal):
 
 
 @pytest.mark.parametrize("other", [Call("POST", CALL.url, (), b"{}"), Call("PUT", CALL.url, (), CALL.body)])
-def test_another_request_under_a_name_or_key_is_refused_before_it_is_sent(journal, other):
+def test_journal_rejects_a_different_request_with_a_used_name_or_key(journal, other):
     # R224
     begin(journal, name="invoice-7")
     with pytest.raises(RequestKeyReusedError):
@@ -92,7 +92,7 @@ def test_another_request_under_a_name_or_key_is_refused_before_it_is_sent(journa
         begin(journal, other, key="another-key-16chr", name="invoice-7")
 
 
-def test_an_answer_is_not_taken_back(journal):
+def test_journal_never_overwrites_a_stored_response(journal):
     begin(journal)
     journal.mark_unknown(KEY, "why")
     assert journal.entries()[0].progress is Progress.UNKNOWN
@@ -103,7 +103,7 @@ def test_an_answer_is_not_taken_back(journal):
     assert (entry.progress, entry.note, entry.reply and entry.reply.status) == (Progress.ANSWERED, "", 201)
 
 
-def test_what_is_answered_is_pruned_by_age_and_anything_is_forgotten_by_its_key(tmp_path):
+def test_journal_prunes_finished_entries_by_age_and_forgets_by_key(tmp_path):
     now = [1000.0]
     journal = Journal(tmp_path / "journal.db", clock=lambda: now[0])
     begin(journal, key="a" * 16)
@@ -117,7 +117,7 @@ def test_what_is_answered_is_pruned_by_age_and_anything_is_forgotten_by_its_key(
     assert journal.entries() == []
 
 
-def test_a_journal_that_cannot_be_written_says_so(tmp_path):
+def test_unwritable_journal_raises_a_journal_error(tmp_path):
     with pytest.raises(JournalError, match=r"missing|journal\.db"):
         begin(Journal(tmp_path / "missing" / "journal.db"))
     (tmp_path / "text.db").write_text("this is not a database, and long enough to be seen as none")
@@ -125,7 +125,7 @@ def test_a_journal_that_cannot_be_written_says_so(tmp_path):
         begin(Journal(tmp_path / "text.db"))
 
 
-def test_what_was_committed_was_synced(journal, monkeypatch):
+def test_journal_uses_full_synchronous_mode(journal, monkeypatch):
     begin(journal)
     with closing(journal._connect()) as connection:
         assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2
@@ -177,7 +177,7 @@ def test_processes_and_threads_write_at_the_same_time(journal):
 # The desk
 
 
-def test_the_key_is_made_before_the_first_send_and_is_on_disk_then(journal):
+def test_session_stores_the_key_in_the_journal_before_sending(journal):
     # R217, R225
     made = iter(["first-key-of-all", "second-key-of-all"])
     begun = RetrySession(journal=journal, new_key=lambda: next(made)).begin(
@@ -189,7 +189,7 @@ def test_the_key_is_made_before_the_first_send_and_is_on_disk_then(journal):
     assert journal.unfinished()[0].key == begun.key
 
 
-def test_a_program_that_comes_back_gets_its_key_or_its_answer(journal):
+def test_restarted_program_gets_its_key_or_response_from_the_journal(journal):
     # R225
     named = CALL.with_field("Oncekey-Operation", "invoice-7")
     first = RetrySession(journal=journal).begin(named)
@@ -201,7 +201,7 @@ def test_a_program_that_comes_back_gets_its_key_or_its_answer(journal):
     assert (again.status, again.body) == (DONE.status, DONE.body)
 
 
-def test_the_callers_own_key_is_used_and_one_that_looks_personal_is_warned_about():
+def test_session_uses_the_given_key_and_warns_if_it_looks_personal():
     # R226
     assert RetrySession().begin(CALL.with_field("Idempotency-Key", KEY)) == KeyedCall(
         KEY, CALL.with_field("Idempotency-Key", KEY)
@@ -211,7 +211,7 @@ def test_the_callers_own_key_is_used_and_one_that_looks_personal_is_warned_about
     assert "ann@" not in str(warned[0].message)
 
 
-def test_a_key_older_than_servers_keep_keys_is_not_sent(tmp_path):
+def test_session_does_not_send_a_key_older_than_max_age(tmp_path):
     # R223
     now = [0.0]
     session = RetrySession(journal=Journal(tmp_path / "journal.db", clock=lambda: now[0]), max_age=3600.0)
@@ -227,7 +227,7 @@ def test_a_key_older_than_servers_keep_keys_is_not_sent(tmp_path):
     assert (entry.progress, entry.note) == (Progress.UNKNOWN, "its key is older than servers store keys")
 
 
-def test_every_outcome_is_written_down_and_handed_on(journal):
+def test_session_journals_every_outcome_and_returns_or_raises_it(journal):
     session = RetrySession(journal=journal)
     failure = Failure(Loss.LOST, OSError("reset"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from soak.client_soak import soak
 
 
-def test_60_operations_of_a_client_killed_6_times_are_60_orders(tmp_path):
+def test_client_killed_6_times_creates_exactly_60_orders(tmp_path):
     # R217, R220, R225
     result = soak(tmp_path, operations=60, kills=6, seed=7)
     assert result.orders == {f"cus_{number}": 1 for number in range(60)}

@@ -34,7 +34,7 @@ def test_a_header_carries_the_key(profile, name, value):
 
 
 @pytest.mark.parametrize("key", ['sixteen "quoted" words', "back\\slash-sixteen", "with spaces in between"])
-def test_what_is_quoted_is_read_by_a_server_as_it_was_meant(key):
+def test_server_parses_a_key_quoted_by_the_client(key):
     sent = IETF.put(CALL, key)
     assert parse_key([(sent.field("Idempotency-Key") or "").encode()]) == key
     assert IETF.key_of(sent) == key
@@ -65,7 +65,7 @@ def test_a_body_that_cannot_carry_a_key_is_refused_before_anything_is_sent(body)
 
 @pytest.mark.parametrize("spelled", [KEY, f'"{KEY}"'])
 @pytest.mark.parametrize("profile", [IETF, STRIPE], ids=lambda profile: profile.name)
-def test_a_key_that_the_caller_spelled_keeps_its_spelling(profile, spelled):
+def test_profile_keeps_the_header_spelling_of_the_caller(profile, spelled):
     # R226
     given = CALL.with_field("idempotency-key", spelled)
     assert profile.key_of(given) == KEY
@@ -90,7 +90,7 @@ def test_a_key_that_cannot_be_sent_is_refused(profile, key):
         profile.put(CALL, key)
 
 
-def test_a_quoted_key_that_is_none_is_refused():
+def test_profile_rejects_a_malformed_quoted_key():
     with pytest.raises(ClientConfigurationError, match="cannot be parsed"):
         IETF.key_of(CALL.with_field("Idempotency-Key", '"open'))
 
@@ -100,7 +100,7 @@ def test_a_made_up_key_fits_every_profile():
         assert profile.key_of(profile.put(CALL, KEY)) == KEY
 
 
-def test_an_api_of_ones_own():
+def test_custom_profile_uses_its_own_header():
     mine = Profile("checkout", KeyPlace.BARE, "Cko-Idempotency-Key")
     assert mine.put(CALL, KEY).field("Cko-Idempotency-Key") == KEY
 
@@ -108,5 +108,5 @@ def test_an_api_of_ones_own():
 @pytest.mark.parametrize(
     "body", [b"", b"[]", b"\xff", b"null", b'{"errors": 7, "error": [], "fault": 1}', b"[" * 99_999]
 )
-def test_a_body_that_says_nothing_is_no_error(body):
+def test_profile_reads_no_error_from_an_uninformative_body(body):
     assert IETF.read(Reply(500, (), body)) is None

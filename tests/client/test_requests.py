@@ -57,7 +57,7 @@ def make(waits):
         [DROP, answer(500), TRUNCATED],
     ],
 )
-def test_one_operation_has_one_key_on_every_try(make, faults):
+def test_requests_retries_send_the_same_key_and_request(make, faults):
     # R217, R220, R222
     session, _ = make()
     with ScriptedServer(*faults, DONE) as server:
@@ -80,14 +80,14 @@ def test_every_kind_of_body_is_sent_whole_each_time(make, body):
     assert "transfer-encoding" not in server.seen[0].headers
 
 
-def test_a_get_passes_as_it_is(make, waits):
+def test_requests_adapter_sends_a_get_unchanged(make, waits):
     session, _ = make()
     with ScriptedServer(answer(503)) as server:
         assert session.get(server.url, timeout=10).status_code == 503
     assert (server.keys, waits) == ([None], [])
 
 
-def test_replays_are_final_and_a_mismatch_is_an_error(make):
+def test_requests_adapter_accepts_a_replay_and_raises_for_a_reused_key(make):
     # R224, R227
     session, _ = make()
     stored, mismatch = answer(500, Idempotent_Replayed="true"), answer(422, {"code": Code.KEY_REUSED.value})
@@ -98,7 +98,7 @@ def test_replays_are_final_and_a_mismatch_is_an_error(make):
     assert len(server.seen) == 2
 
 
-def test_an_unknown_outcome_can_be_asked_about_again_with_the_same_key(make):
+def test_requests_adapter_repeats_an_unknown_request_with_the_same_key(make):
     session, adapter = make()
     with ScriptedServer(*[DROP] * 4, DONE) as server:
         with pytest.raises(RequestOutcomeUnknownError) as caught:
@@ -107,7 +107,7 @@ def test_an_unknown_outcome_can_be_asked_about_again_with_the_same_key(make):
     assert len(set(server.keys)) == 1
 
 
-def test_a_server_that_is_not_there_is_the_plain_error_of_requests(make, waits):
+def test_unreachable_server_raises_the_requests_connection_error(make, waits):
     session, _ = make()
     with pytest.raises(requests.exceptions.ConnectionError):
         session.post(f"http://127.0.0.1:{free_port()}", timeout=10)
@@ -121,7 +121,7 @@ def test_a_wrong_certificate_is_not_tried_again():
     assert _loss(requests.exceptions.ReadTimeout()) is Loss.LOST
 
 
-def test_the_journal_answers_the_second_time_and_resumes_what_is_open(make, tmp_path):
+def test_requests_adapter_returns_journal_responses_and_resumes_open_ones(make, tmp_path):
     # R218 in part, R225
     journal = Journal(tmp_path / "journal.db")
     session, adapter = make(journal=journal)
@@ -141,7 +141,7 @@ def test_the_journal_answers_the_second_time_and_resumes_what_is_open(make, tmp_
     assert journal.unfinished() == []
 
 
-def test_an_error_of_the_callback_is_the_outcome_of_its_entry(make, tmp_path):
+def test_resume_returns_the_error_of_the_header_callback(make, tmp_path):
     journal = Journal(tmp_path / "journal.db")
     session, adapter = make(journal=journal)
     with ScriptedServer(answer(401)) as server:

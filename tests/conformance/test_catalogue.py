@@ -25,7 +25,7 @@ WRONG = Failed("this", "that")
 ORDER = b'{"customer": "c\\u00fc", "items": [{"sku": "t", "n": 2}, true], "note": null}'
 
 
-def test_every_clause_is_told_once_and_completely() -> None:
+def test_every_clause_is_unique_and_fully_described() -> None:
     assert len({clause.id for clause in CLAUSES}) == len(CLAUSES)
     for clause in CLAUSES:
         assert re.fullmatch(r"[a-z-]+\.[a-z0-9-]+", clause.id)
@@ -51,7 +51,7 @@ def test_every_clause_has_a_headline_and_public_texts() -> None:
             assert not headline.endswith(".")
 
 
-def test_the_reference_names_public_texts_and_no_numbers_of_ours() -> None:
+def test_conformance_page_links_public_texts_without_internal_numbers() -> None:
     page = (ROOT / "docs/reference/conformance.md").read_text()
     assert not re.search(r"\bR[0-9]{1,3}\b", page)
     for clause in CLAUSES:
@@ -59,19 +59,19 @@ def test_the_reference_names_public_texts_and_no_numbers_of_ours() -> None:
         assert all(text.url in row for text in REFERENCES[clause.id])
 
 
-def test_a_clause_without_a_headline_is_told_by_its_title() -> None:
+def test_clause_without_a_headline_uses_its_title() -> None:
     clause = replace(CLAUSES[0], id="keys.new")
     assert headline_of(clause, WRONG, Evidence(), "order") == (Harm.WRONG, f"This guarantee is broken: {clause.title}")
 
 
-def test_nothing_is_said_to_have_happened_twice_against_a_count_of_one() -> None:
+def test_headline_claims_no_second_effect_if_one_was_counted() -> None:
     for clause in CLAUSES:
         harm, headline = headline_of(clause, WRONG, Evidence(1, 2), "order")
         assert harm is not Harm.TWICE, clause.id
         assert "from one key" not in headline
 
 
-def test_a_verdict_may_bring_a_headline_that_fits_better() -> None:
+def test_verdict_headline_overrides_the_clause_headline() -> None:
     verdict = replace(WRONG, headline=(Harm.LOST, "The second {noun} never happened"))
     assert headline_of(CLAUSES[0], verdict, Evidence(3), "order") == (Harm.LOST, "The second order never happened")
 
@@ -80,7 +80,7 @@ def test_a_verdict_may_bring_a_headline_that_fits_better() -> None:
     ("path", "noun"),
     [("/v1/orders", "order"), ("/entries", "entry"), ("/press", "press"), ("/", "operation"), ("/a/1234", "operation")],
 )
-def test_what_happens_twice_has_the_name_of_its_address(path: str, noun: str) -> None:
+def test_target_derives_the_effect_noun_from_its_url(path: str, noun: str) -> None:
     assert Target(address=Address.parse(f"http://shop.example{path}"), body=b"").noun == noun
 
 
@@ -89,15 +89,15 @@ def test_clauses_are_chosen_by_id_area_and_pattern() -> None:
     assert {clause.id.partition(".")[0] for clause in chosen(["races", "tenants"])} == {"races", "tenants"}
     assert all(clause.id.endswith(".one-effect") for clause in chosen(["*.one-effect"]))
     assert len(chosen(skip=["keys"])) == len(CLAUSES) - len(chosen(["keys"]))
-    with pytest.raises(NoSuchClauseError, match="no clause is called 'race'"):
+    with pytest.raises(NoSuchClauseError, match="no clause matches 'race'"):
         chosen(["race"])
 
 
-def test_every_need_is_somebodys() -> None:
+def test_every_need_is_used_by_a_clause() -> None:
     assert {need for clause in CLAUSES for need in clause.needs} == set(Need)
 
 
-def test_nothing_is_lacked_where_all_is_told_and_all_where_nothing_is() -> None:
+def test_target_lacks_only_the_needs_without_an_option() -> None:
     address = Address.parse("http://shop.example/")
     nothing = Target(address=address, body=b"x", is_json=False)
     line = ("Authorization", "x")
@@ -124,7 +124,7 @@ def test_nothing_is_lacked_where_all_is_told_and_all_where_nothing_is() -> None:
     assert [need for need in Need if not nothing.lacks(need)] == []
 
 
-def test_another_body_differs_in_one_number() -> None:
+def test_generated_other_bodies_change_one_value() -> None:
     other, *more = (json.loads(body) for body in bodies.others(ORDER))
     assert other == {"customer": "cü", "items": [{"sku": "t", "n": 3}, True], "note": None}
     assert [body["items"][1] for body in more] == [True, True, False]
@@ -134,12 +134,12 @@ def test_another_body_differs_in_one_number() -> None:
     ("body", "other"),
     [(b'{"a": "b"}', {"a": "bx"}), (b"[true, 1.5]", [True, 2.5]), (b'"a"', "ax"), (b"{}", None), (b"[null]", None)],
 )
-def test_another_body_is_made_of_what_is_there(body: bytes, other: object) -> None:
+def test_other_body_is_generated_from_the_existing_members(body: bytes, other: object) -> None:
     made = next(bodies.others(body), None)
     assert (None if made is None else json.loads(made)) == other
 
 
-def test_placeholders_are_the_same_for_one_key_and_others_for_another() -> None:
+def test_placeholder_values_depend_on_the_key() -> None:
     body = b'{"id": "{{uuid}}", "of": "{{key}}", "n": "{{n}}", "text": "no. {{n}}"}'
     key = str(uuid4())
     one, same = filled(body, key), filled(body, key)
@@ -200,7 +200,7 @@ def test_every_place_of_a_body_is_found_and_can_be_filled() -> None:
     assert document == {"a": [1, {"b": None}], "c": "d"}
 
 
-def test_what_python_does_not_write_is_spelt_out() -> None:
+def test_body_writer_inserts_raw_json_literals() -> None:
     assert bodies.spelt({"a": 1}, ("a",), '"\\ud800"') == b'{"a": "\\ud800"}'
 
 
@@ -208,7 +208,7 @@ def _answer(**content: object) -> Answer:
     return Answer(201, "Created", (), json.dumps(content).encode())
 
 
-def test_what_is_new_in_every_answer_does_not_make_a_replay_another_outcome() -> None:
+def test_comparison_ignores_fields_that_change_in_every_response() -> None:
     fresh, first, again = (_answer(id=order, request=number) for number, order in enumerate((1, 2, 2)))
     new = volatile(fresh, first, again)
     assert new == {("request",)}
@@ -216,13 +216,13 @@ def test_what_is_new_in_every_answer_does_not_make_a_replay_another_outcome() ->
     assert not is_same(fresh, first, new)
 
 
-def test_a_retry_that_was_executed_again_is_no_replay_with_a_new_number() -> None:
+def test_second_execution_is_not_mistaken_for_a_replay() -> None:
     fresh, first, again = (_answer(id=number, status="placed") for number in range(3))
     assert volatile(fresh, first, again) == frozenset()
     assert not is_same(first, again)
 
 
-def test_a_place_tells_operations_apart_where_bodies_do_not() -> None:
+def test_location_header_distinguishes_responses_with_equal_bodies() -> None:
     one, two, lost = (Answer(201, "", ((("Location", place),) if place else ()), b"{}") for place in ("/1", "/2", ""))
     assert not is_same(one, two)
     assert is_same(one, lost)
@@ -259,7 +259,7 @@ def test_a_pointer_leads_to_a_number_or_a_list(document: object, pointer: str, a
         (1, "/a"),
     ],
 )
-def test_a_pointer_that_leads_elsewhere_says_so(document: object, pointer: str) -> None:
+def test_count_pointer_to_another_type_raises(document: object, pointer: str) -> None:
     with pytest.raises(ValueError):
         amount_at(document, pointer)
 
@@ -269,7 +269,7 @@ def test_headers_are_replaced_by_name_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("name", ["Authorization", "cookie", "Set-Cookie", "X-Api-Key", "X-Auth-Token"])
-def test_credentials_are_known_by_their_names(name: str) -> None:
+def test_credential_headers_are_recognised_by_name(name: str) -> None:
     assert is_secret(name)
     assert not is_secret("Content-Type")
     assert not is_secret("Idempotency-Key")

@@ -30,7 +30,7 @@ def untold() -> set[str]:
 
 
 @pytest.mark.parametrize("kept_in", ["sqlite", "postgresql"])
-def test_the_demo_keeps_every_promise_of_the_draft_and_of_money(
+def test_demo_passes_the_ietf_and_strict_money_profiles(
     tmp_path: Path, kept_in: str, request: pytest.FixtureRequest
 ) -> None:
     # R1 among them: the clause keys.field-name sends the field in other cases; R38 where a key in flight has no row;
@@ -46,7 +46,7 @@ def test_the_demo_keeps_every_promise_of_the_draft_and_of_money(
     assert report.sent <= planned()
 
 
-def test_the_demo_in_the_other_flavour_keeps_every_promise_of_it(tmp_path: Path) -> None:
+def test_demo_in_stripe_flavor_passes_the_stripe_profile(tmp_path: Path) -> None:
     # C7
     app = create_app(f"sqlite:///{tmp_path}/demo.db", Policy(flavor="stripe"))
     with Served(app) as served:

@@ -42,7 +42,7 @@ def _api(database: Path) -> FastAPI:
     return app
 
 
-def test_oncekey_tells_bodies_and_keys_apart_where_nothing_else_refuses_them(tmp_path: Path) -> None:
+def test_oncekey_distinguishes_bodies_and_keys_without_a_request_model(tmp_path: Path) -> None:
     # R3, R8, R14, R35, R37, R40
     with Served(_api(tmp_path / "keys.db")) as served:
         address = Address.parse(f"http://127.0.0.1:{served.port}/orders")

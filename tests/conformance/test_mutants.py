@@ -57,7 +57,7 @@ def test_a_bug_breaks_its_clause_and_only_related_ones(bug: Bug, reports: dict[B
 
 
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)
-def test_the_headline_tells_what_the_bug_does(bug: Bug, reports: dict[Bug, CheckReport]) -> None:
+def test_headline_describes_the_effect_of_the_bug(bug: Bug, reports: dict[Bug, CheckReport]) -> None:
     (finding,) = (one for one in reports[bug].findings if one.clause.id == KILLS[bug][0])
     assert finding.headline == HEADLINES[bug].format(effects=finding.evidence.effects)
 
@@ -68,7 +68,7 @@ def test_every_clause_is_broken_by_a_bug() -> None:
     assert set(KILLS) == set(Bug)
 
 
-def test_a_finding_has_what_repeats_it(reports: dict[Bug, CheckReport]) -> None:
+def test_every_finding_contains_its_exchange_and_expectation(reports: dict[Bug, CheckReport]) -> None:
     for report in reports.values():
         for finding in report.findings:
             if isinstance(finding.verdict, Failed):
@@ -77,13 +77,13 @@ def test_a_finding_has_what_repeats_it(reports: dict[Bug, CheckReport]) -> None:
                 assert finding.verdict.seen
 
 
-def test_a_client_that_hung_up_is_named_in_the_transcript(reports: dict[Bug, CheckReport]) -> None:
+def test_transcript_reports_a_disconnected_client(reports: dict[Bug, CheckReport]) -> None:
     (finding,) = reports[Bug.HANGUP_FORGETS].failed
     assert "(no response: the client disconnected)" in transcript(finding.verdict.exchange[0])
 
 
 @pytest.mark.parametrize("bug", Bug, ids=lambda bug: bug.name)
-def test_one_bug_is_one_cause(bug: Bug, reports: dict[Bug, CheckReport]) -> None:
+def test_findings_of_one_bug_are_grouped_under_one_cause(bug: Bug, reports: dict[Bug, CheckReport]) -> None:
     report = reports[bug]
     failed = {finding.clause.id for finding in report.failed}
     expected = [name for name in TWO_FAULTS.get(bug, KILLS[bug][:1]) if name in failed]
@@ -96,7 +96,7 @@ def test_the_most_dangerous_finding_comes_first(reports: dict[Bug, CheckReport])
     assert reports[Bug.NO_FINGERPRINT].failed[0].clause.id == "mismatches.nothing-happens"
 
 
-def test_what_the_tester_was_not_told_is_skipped_and_says_what_to_pass() -> None:
+def test_clause_without_its_option_is_skipped_and_names_the_option() -> None:
     nothing = dict.fromkeys(("slow", "fail", "count_address", "other_address"))
     with Shop() as shop:
         report = check(shop_target(shop, **nothing, other_tenant=(), same_caller=(), unothers=False))
@@ -110,7 +110,7 @@ def test_what_the_tester_was_not_told_is_skipped_and_says_what_to_pass() -> None
     assert report.failed == []
 
 
-def test_a_race_is_seen_without_a_count_by_its_answers() -> None:
+def test_race_is_detected_from_responses_without_a_count() -> None:
     with Shop(Bug.CHECK_THEN_INSERT) as shop:
         report = check(shop_target(shop, count_address=None), clauses=[c for c in CLAUSES if c.id == "races.10"])
     assert [finding.clause.id for finding in report.failed] == ["races.10"]

@@ -75,21 +75,19 @@ def uncounted() -> dict[Way, CheckReport]:
 
 
 @pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
-def test_an_odd_shop_is_told_what_is_true_and_nothing_else(way: Way, counted: dict[Way, CheckReport]) -> None:
+def test_unusual_shop_gets_only_correct_findings(way: Way, counted: dict[Way, CheckReport]) -> None:
     assert broken(counted[way], *BOTH) == set(SAID[way])
     if way not in (*SUPPLIED, Way.LATER):  # whether a page has changed already is decided by chance
         assert _undecided(counted[way]) == set(UNDECIDED.get(way, ()))
 
 
 @pytest.mark.parametrize("way", UNCOUNTED, ids=lambda way: way.name)
-def test_without_a_count_less_can_be_judged_and_nothing_else_is_said(
-    way: Way, uncounted: dict[Way, CheckReport]
-) -> None:
+def test_unusual_shop_without_a_count_gets_no_further_findings(way: Way, uncounted: dict[Way, CheckReport]) -> None:
     assert broken(uncounted[way], *BOTH) == set(SAID[way])
     assert _undecided(uncounted[way]) >= set(UNDECIDED.get(way, ()))
 
 
-def test_none_is_accused_of_two_effects_or_of_a_leak(
+def test_unusual_shops_get_no_critical_findings(
     counted: dict[Way, CheckReport], uncounted: dict[Way, CheckReport]
 ) -> None:
     for report in (*counted.values(), *uncounted.values()):
@@ -126,7 +124,7 @@ def again() -> dict[Way, list[CheckReport]]:
 
 
 @pytest.mark.parametrize("way", RIGHT, ids=lambda way: way.name)
-def test_no_shop_that_is_right_fails_twice_in_a_row_and_beside_load(
+def test_correct_shop_passes_repeated_checks_under_load(
     way: Way, counted: dict[Way, CheckReport], uncounted: dict[Way, CheckReport], again: dict[Way, list[CheckReport]]
 ) -> None:
     seen = [] if way in PROFILES else [runs[way] for runs in (counted, uncounted) if way in runs]
@@ -136,12 +134,12 @@ def test_no_shop_that_is_right_fails_twice_in_a_row_and_beside_load(
     assert not any(report.stopped for report in reports)
 
 
-def test_forty_servers_and_fifteen_that_are_right() -> None:
+def test_at_least_40_test_servers_include_15_correct_ones() -> None:
     assert len(RIGHT) >= 15
     assert len(Bug) + len(Way) >= 40
 
 
-def test_a_shop_that_reads_the_key_from_the_body_is_not_accused_twice_in_a_row_and_beside_load() -> None:
+def test_shop_with_keys_in_the_body_passes_repeated_checks() -> None:
     carrier = Carrier(member="client_token")
 
     def run(_: int) -> CheckReport:
@@ -156,7 +154,7 @@ def test_a_shop_that_reads_the_key_from_the_body_is_not_accused_twice_in_a_row_a
             assert [(found.clause.id, found.headline) for found in report.failed] == []
 
 
-def test_orders_that_are_shown_later_are_not_taken_for_second_ones() -> None:
+def test_delayed_count_does_not_look_like_a_second_order() -> None:
     only = _only(
         "replays.one-effect", "mismatches.nothing-happens", "races.2", "races.10", "keys.case", "hang-ups.sent"
     )
@@ -172,7 +170,7 @@ def test_orders_that_are_shown_later_are_not_taken_for_second_ones() -> None:
         assert list(pool.map(lambda case: run(*case), cases)) == [set(), twice, set(), twice]
 
 
-def test_an_api_that_limits_or_pages_while_the_lag_is_searched_does_not_end_the_run(
+def test_run_continues_after_rate_limits_or_paging_during_lag_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(probe, "_LONGEST", 0.05)  # seconds until a limit that names no time is tried again
@@ -198,10 +196,10 @@ def test_a_server_that_dies_in_the_middle_ends_the_run_with_what_was_seen(dies_a
         shop.dies_at = dies_at
         report = check(shop_target(shop, patience=0.3), profile=CheckProfile.STRICT_MONEY)
     assert report.failed == []
-    assert report.stopped.startswith("the API stopped answering (")
+    assert report.stopped.startswith("the API stopped responding (")
     assert len(report.passed) > 5
     assert report.findings[-1].verdict == Skipped(f"not tried: {report.stopped}")
-    assert "Stopped early: the API stopped answering" in verdict_line(report)
+    assert "Stopped early: the API stopped responding" in verdict_line(report)
 
 
 def test_an_interrupted_run_reports_what_was_seen() -> None:
@@ -223,12 +221,12 @@ def test_the_estimate_of_requests_is_close(counted: dict[Way, CheckReport]) -> N
     assert abs(planned(CLAUSES, target) - sent) < sent / 10
 
 
-def test_every_odd_shop_is_in_the_tables() -> None:
+def test_every_unusual_shop_has_expected_findings() -> None:
     assert set(SAID) == set(Way)
     assert set(UNDECIDED) < set(Way)
 
 
-def test_keys_that_may_be_left_out_are_said_once_or_not_at_all(counted: dict[Way, CheckReport]) -> None:
+def test_optional_keys_are_reported_once_unless_declared(counted: dict[Way, CheckReport]) -> None:
     assert [finding.clause.id for finding in counted[Way.OPTIONAL].failed] == ["keys.missing"]
     with Shop(Way.OPTIONAL) as shop:
         report = check(shop_target(shop, key_optional=True), profile=CheckProfile.STRICT_MONEY, clauses=CLAUSES[:12])
@@ -236,32 +234,32 @@ def test_keys_that_may_be_left_out_are_said_once_or_not_at_all(counted: dict[Way
     assert "keys.missing" in _undecided(report)
 
 
-def test_a_key_that_is_dropped_is_said_also_where_keys_may_be_left_out() -> None:
+def test_ignored_malformed_key_is_reported_even_if_keys_are_optional() -> None:
     # R6, R10
     about_keys = [clause for clause in CLAUSES if clause.area is Area.KEYS]
     report = _check(Way.OPTIONAL, Bug.MALFORMED_IGNORED, clauses=about_keys)
     assert broken(report, *BOTH) == {"keys.missing", "keys.malformed"}
 
 
-def test_losers_that_get_500_are_a_matter_of_status_and_not_of_two_effects(counted: dict[Way, CheckReport]) -> None:
+def test_race_losers_with_500_do_not_fail_the_effect_clauses(counted: dict[Way, CheckReport]) -> None:
     passed = {finding.clause.id for finding in counted[Way.LOSERS_500].findings if finding.verdict == Passed()}
     assert {"races.2", "races.10", "races.50", "hang-ups.sent", "hang-ups.retried", "races.answered"} <= passed
 
 
-def test_who_takes_a_number_as_text_may_take_both_for_one_request() -> None:
+def test_type_clause_is_inconclusive_if_the_api_coerces_types() -> None:
     ways = (Way.STRICT, Way.COERCES)
     report = _check(*ways, clauses=_only("mismatches.types"))
     assert [finding.verdict for finding in report.findings] == [Inconclusive('this API treats "2" as 2')]
 
 
-def test_who_compares_texts_before_it_validates_is_caught_without_a_place_of_ones_own() -> None:
+def test_type_confusion_is_found_in_an_api_that_only_accepts_numbers() -> None:
     # a shop that refuses "2" for 2, and answers it under a used key all the same
     report = _check(Way.STRICT, Bug.TYPES_MIXED, Way.NUMBERS_ONLY, clauses=_only("mismatches.types"))
     assert [finding.clause.id for finding in report.failed] == ["mismatches.types"]
 
 
 @pytest.mark.parametrize("page", [5, 8, 13, 21])
-def test_a_count_that_stops_in_the_middle_of_a_run_accuses_nobody(page: int) -> None:
+def test_count_that_stops_growing_mid_run_causes_no_finding(page: int) -> None:
     with Shop(Way.PAGED) as shop:
         shop.page = page
         report = check(shop_target(shop, slow=None), profile=CheckProfile.STRICT_MONEY, clauses=_by_count())
@@ -269,7 +267,7 @@ def test_a_count_that_stops_in_the_middle_of_a_run_accuses_nobody(page: int) -> 
     assert "replays.one-effect" in _undecided(report)
 
 
-def test_a_page_that_changes_between_two_reads_is_not_taken_for_a_stored_answer() -> None:
+def test_resource_that_changes_between_reads_is_not_a_stored_response() -> None:
     reads: list[object] = []
 
     def answer(headers: Message) -> tuple[int, bytes] | None:
@@ -288,14 +286,14 @@ def _by_count() -> list[Clause]:
     return [clause for clause in CLAUSES if clause.area in {Area.KEYS, Area.REPLAYS, Area.OTHERS}]
 
 
-def test_another_tenant_that_is_not_known_is_no_finding() -> None:
+def test_rejected_other_tenant_leaves_tenant_clauses_undecided() -> None:
     stranger = (("Authorization", "Bearer stranger"),)
     with Shop() as shop:
         report = check(shop_target(shop, other_tenant=stranger), clauses=_only("tenants.independent", "tenants.unseen"))
     assert _undecided(report) == {"tenants.independent", "tenants.unseen"}
 
 
-def test_a_refusal_that_has_the_first_answer_in_it_is_no_refusal() -> None:
+def test_error_status_with_the_first_response_body_is_a_finding() -> None:
     about_place = _only("mismatches.query", "mismatches.endpoint")
     for bugs in ((), (Bug.QUERY_IGNORED, Bug.ENDPOINT_IGNORED)):
         with Shop(*bugs) as shop:
@@ -325,7 +323,7 @@ def _late(shop: Shop, front: Front) -> Target:
     return shop_target(shop, address=Address.parse(f"{front.url}/orders"), slow=("X-Late", "1"))
 
 
-def test_who_executes_both_has_told_no_client_to_wait() -> None:
+def test_retry_after_clause_is_undecided_if_both_requests_run() -> None:
     with (
         Shop(Bug.MISSING_RUNS) as shop,
         Front(shop.url, unprotected=lambda headers: "X-Late" in headers, answer=_Rivals()) as front,
@@ -334,7 +332,7 @@ def test_who_executes_both_has_told_no_client_to_wait() -> None:
     assert _undecided(report) == {"races.retry-after"}
 
 
-def test_a_pair_of_requests_that_did_not_meet_is_not_counted() -> None:
+def test_requests_that_did_not_overlap_are_left_out_of_the_finding() -> None:
     with Shop(Bug.BODY_IN_KEY) as shop, Front(shop.url, answer=_Rivals(alone=2)) as front:
         (finding,) = check(_late(shop, front), clauses=_only("mismatches.while-running")).failed
     assert finding.headline == "Another body was executed while the first request was running: 2 orders from one key"
@@ -349,7 +347,7 @@ def _blind(*bugs: Bug) -> CheckReport:
     return _check(Way.CONSTANT, *bugs, counted=False)
 
 
-def test_equal_answers_and_no_count_decide_nothing_about_effects_and_replays(uncounted: dict[Way, CheckReport]) -> None:
+def test_equal_responses_without_a_count_leave_effect_clauses_undecided(uncounted: dict[Way, CheckReport]) -> None:
     for report in (uncounted[Way.CONSTANT], _blind(Bug.RUNS_AGAIN)):
         for finding in report.findings:
             if finding.clause.sight:
@@ -358,7 +356,7 @@ def test_equal_answers_and_no_count_decide_nothing_about_effects_and_replays(unc
         assert report.failed == []
 
 
-def test_every_clause_about_effects_or_replays_needs_sight() -> None:
+def test_every_effect_or_replay_clause_requires_sight() -> None:
     without = {clause.id for clause in CLAUSES if not clause.sight and "--count-url" not in clause.needs}
     judged_by_refusals = ("keys.", "mismatches.", "leaks.", "tenants.", "failures.", "others.")
     assert {name for name in without if not name.startswith(judged_by_refusals)} == {
@@ -373,7 +371,7 @@ def test_every_clause_about_effects_or_replays_needs_sight() -> None:
     }
 
 
-def test_with_a_count_equal_answers_hide_nothing(counted: dict[Way, CheckReport]) -> None:
+def test_count_reveals_bugs_behind_equal_responses(counted: dict[Way, CheckReport]) -> None:
     assert _undecided(counted[Way.CONSTANT]) == {"tenants.unseen"}
     seen = ("replays.one-effect", "races.10", "hang-ups.answered")
     assert broken(_check(Way.CONSTANT, Bug.RUNS_AGAIN, clauses=_only(*seen)), *BOTH) == set(seen)
@@ -382,14 +380,14 @@ def test_with_a_count_equal_answers_hide_nothing(counted: dict[Way, CheckReport]
     assert broken(_check(Way.CONSTANT, *bugs, clauses=_only(*seen)), *BOTH) == set(seen)
 
 
-def test_what_happens_to_every_retry_is_said_by_the_clauses_about_retries_only() -> None:
+def test_re_execution_of_all_retries_is_reported_by_retry_clauses_only() -> None:
     spelt = ("keys.quoted", "keys.two-spellings", "keys.field-name", "replays.white-space", "hang-ups.slowly")
     report = _check(Bug.RUNS_AGAIN, clauses=_only(*spelt))
     assert _undecided(report) == set(spelt)
-    assert {finding.verdict.because for finding in report.undecided} == {"a plain retry is executed again, too"}
+    assert {finding.verdict.because for finding in report.undecided} == {"a plain retry is also executed again"}
 
 
-def test_reports_have_a_word_of_their_own_for_what_is_undecided(uncounted: dict[Way, CheckReport]) -> None:
+def test_reports_distinguish_undecided_from_skipped_clauses(uncounted: dict[Way, CheckReport]) -> None:
     report = uncounted[Way.CONSTANT]
     because = "the responses to two fresh keys are equal, and effects are not counted"
     document = json.loads(to_json(report))

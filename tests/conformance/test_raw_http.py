@@ -67,13 +67,13 @@ def _answering(data: bytes, into: list[bytes] | None = None) -> Callable[[socket
         ("http://[::1]:81/x", "[::1]:81", "/x"),
     ],
 )
-def test_an_address_is_what_a_request_needs(url: str, authority: str, target: str) -> None:
+def test_address_parses_authority_and_target(url: str, authority: str, target: str) -> None:
     address = Address.parse(url)
     assert (address.authority, address.target) == (authority, target)
 
 
 @pytest.mark.parametrize("url", ["", "shop.example", "ftp://shop.example", "http://", "http://a:b/", "http://a/b c"])
-def test_what_cannot_be_asked_is_no_address(url: str) -> None:
+def test_address_rejects_an_unusable_url(url: str) -> None:
     with pytest.raises(BadAddressError):
         Address.parse(url)
 
@@ -90,7 +90,7 @@ def test_header_lines_are_sent_as_they_are() -> None:
     ]
 
 
-def test_a_body_in_chunks() -> None:
+def test_raw_request_encodes_a_chunked_body() -> None:
     request = RawRequest("POST", Address.parse("http://a/"), (), b"abc", chunked=True)
     head, _, body = request.wire().partition(b"\r\n\r\n")
     assert b"Transfer-Encoding: chunked" in head
@@ -107,7 +107,7 @@ def test_a_body_in_chunks() -> None:
         b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;x=y\r\nh\r\n1\r\ni\r\n0\r\nTrailer: t\r\n\r\n",
     ],
 )
-def test_answers_are_read_in_every_framing(data: bytes) -> None:
+def test_raw_client_reads_responses_in_every_framing(data: bytes) -> None:
     with server(_answering(data)) as address:
         answer = send_raw(RawRequest("POST", address), 5)
     assert (answer.status, answer.reason, answer.body) == (200, "OK", b"hi")
@@ -126,14 +126,14 @@ def test_answers_are_read_in_every_framing(data: bytes) -> None:
         b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 300 + b"\r\n",
     ],
 )
-def test_what_is_no_whole_answer_is_none(data: bytes) -> None:
+def test_raw_client_reports_an_incomplete_response_as_status_0(data: bytes) -> None:
     with server(_answering(data)) as address:
         answer = send_raw(RawRequest("POST", address), 5)
     assert answer.status == 0
     assert answer.reason
 
 
-def test_an_answer_that_drips_is_given_up() -> None:
+def test_raw_client_times_out_on_a_slowly_dripping_response() -> None:
     def drip(connection: socket.socket) -> None:
         connection.recv(65536)
         for letter in b"HTTP/1.1 200 OK\r\n" + b"x" * 1000:
@@ -149,7 +149,7 @@ def test_an_answer_that_drips_is_given_up() -> None:
         assert time.monotonic() - began < 10  # a byte every now and then would keep it for twenty
 
 
-def test_nobody_there_is_no_answer() -> None:
+def test_raw_client_reports_a_refused_connection_as_status_0() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = Address.parse(f"http://127.0.0.1:{listener.getsockname()[1]}/")
     assert [
@@ -167,7 +167,7 @@ def test_an_https_address_is_never_asked_in_the_clear() -> None:
     assert b"secret" not in b"".join(got)
 
 
-def test_hanging_up_sends_no_byte_more() -> None:
+def test_cut_off_request_sends_exactly_the_given_bytes() -> None:
     got: list[bytes] = []
     with server(lambda connection: _everything(connection, got)) as address:
         request = RawRequest("POST", address, (), b"0123456789")
@@ -196,7 +196,7 @@ def test_pipelined_requests_get_their_answers_in_order() -> None:
     assert [answer.status for answer in answers] == [200, 409]
 
 
-def test_a_volley_is_complete_everywhere_only_when_all_are_there() -> None:
+def test_volley_completes_requests_only_after_all_have_arrived() -> None:
     # R241: requests that arrive one after the other are no race.
     waiting, complete = [], []
     ready = threading.Barrier(5)
@@ -229,7 +229,7 @@ def test_no_thread_is_left_behind() -> None:
     assert threading.active_count() <= before  # one of another test may have ended meanwhile
 
 
-def test_status_says_whether_it_was_done() -> None:
+def test_response_is_ok_only_with_a_2xx_status() -> None:
     assert [Answer(status, "").ok for status in (0, 199, 200, 202, 299, 300, 409)] == [
         False,
         False,

@@ -59,7 +59,7 @@ def _all_passed(report: CheckReport) -> bool:
 # Other names
 
 
-def test_a_key_under_another_name_and_another_marker() -> None:
+def test_check_supports_other_key_header_and_replay_marker_names() -> None:
     carrier = Carrier("PayPal-Request-Id", marker="X-Cache", marked_by="hit")
     with Shop() as shop, Front(shop.url, header="PayPal-Request-Id", marker="X-Cache") as front:
         target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), carrier=carrier)
@@ -67,7 +67,7 @@ def test_a_key_under_another_name_and_another_marker() -> None:
     assert _all_passed(report), _told(report)
 
 
-def test_a_marker_of_another_name_is_missed_by_its_name() -> None:
+def test_missing_custom_replay_marker_is_reported_by_its_name() -> None:
     carrier = Carrier("PayPal-Request-Id", marker="X-Cache", marked_by="hit")
     with Shop(Bug.NO_MARKER) as shop, Front(shop.url, header="PayPal-Request-Id", marker="X-Cache") as front:
         target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), carrier=carrier)
@@ -80,7 +80,7 @@ def test_a_marker_of_another_name_is_missed_by_its_name() -> None:
     assert "the header PayPal-Request-Id" in described.expected
 
 
-def test_a_key_in_the_body() -> None:
+def test_check_supports_a_key_in_the_body() -> None:
     with Shop() as shop, Front(shop.url, member="client_token") as front:
         address = Address.parse(f"{front.url}/orders")
         target = shop_target(shop, address=address, other_address=None, carrier=Carrier(member="client_token"))
@@ -91,14 +91,14 @@ def test_a_key_in_the_body() -> None:
     assert "keys.missing" not in skipped
 
 
-def test_a_key_in_the_body_that_is_ignored_is_found() -> None:
+def test_check_finds_a_missing_fingerprint_with_a_key_in_the_body() -> None:
     with Shop(Bug.NO_FINGERPRINT) as shop, Front(shop.url, member="client_token") as front:
         target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), carrier=Carrier(member="client_token"))
         report = _check(target, "mismatches.nothing-happens")
     assert list(_told(report)) == ["mismatches.nothing-happens"]
 
 
-def test_an_api_that_answers_409_to_another_body_is_right_by_its_profile() -> None:
+def test_409_for_a_different_body_passes_only_the_conflict_profile() -> None:
     with Shop(Bug.MISMATCH_409) as shop:
         only = ("mismatches.status", "mismatches.while-running")
         report = _check(shop_target(shop), *only, profile=CheckProfile.CONFLICT)
@@ -112,7 +112,7 @@ def test_an_api_that_answers_409_to_another_body_is_right_by_its_profile() -> No
 # A second instance
 
 
-def test_two_demos_on_one_store_are_one_api(tmp_path: Path) -> None:
+def test_two_demos_on_one_store_pass_the_instance_clauses(tmp_path: Path) -> None:
     # R246
     store = f"sqlite:///{tmp_path}/both.db"
     with Demo(tmp_path, store=store) as one, Demo(tmp_path, store=store) as two:
@@ -121,7 +121,7 @@ def test_two_demos_on_one_store_are_one_api(tmp_path: Path) -> None:
     assert _all_passed(report), _told(report)
 
 
-def test_two_shops_with_memories_of_their_own_are_found() -> None:
+def test_instances_with_separate_key_stores_are_found() -> None:
     with Shop() as one, Shop() as two:
         two.orders = one.orders  # what is sold is in one place, and keys are not
         report = _check(shop_target(one, also_address=Address.parse(f"{two.url}/orders")), "instances")
@@ -135,7 +135,7 @@ def test_two_shops_with_memories_of_their_own_are_found() -> None:
 # Crashes
 
 
-def test_the_demo_is_killed_or_slower_than_its_lease_and_keeps_its_promises(tmp_path: Path) -> None:
+def test_demo_passes_the_crash_and_lease_clauses(tmp_path: Path) -> None:
     # R75, R86
     with Demo(tmp_path, "--lease", "0.5") as demo:
 
@@ -189,7 +189,7 @@ def test_a_shop_whose_locks_outlive_a_crash_is_found() -> None:
         ((sys.executable, "-c", "import time; time.sleep(60)"), "--crash-command took longer than 1 s"),
     ],
 )
-def test_a_command_that_fails_decides_nothing(words: tuple[str, ...], because: str) -> None:
+def test_failed_crash_command_skips_the_clause(words: tuple[str, ...], because: str) -> None:
     with Shop() as shop:
         report = _check(shop_target(shop, crash_command=words, command_limit=1.0), "crashes.remembered")
     (finding,) = report.findings
@@ -206,7 +206,7 @@ def test_a_command_is_not_read_by_a_shell(tmp_path: Path) -> None:
     assert mark.read_text() == "$HOME; $(id)"
 
 
-def test_a_server_that_does_not_come_back_decides_nothing() -> None:
+def test_server_that_does_not_restart_skips_the_crash_clause() -> None:
     with Shop() as shop, Front(shop.url) as front, Control(crash=front.close) as control:
         address = Address.parse(f"{front.url}/orders")
         target = shop_target(
@@ -220,7 +220,7 @@ def test_a_server_that_does_not_come_back_decides_nothing() -> None:
 # Outages of the store
 
 
-def test_the_demo_refuses_while_postgresql_is_down_and_goes_on_afterwards(tmp_path: Path) -> None:
+def test_demo_rejects_requests_during_a_postgresql_outage_and_recovers(tmp_path: Path) -> None:
     # R110, R250
     with (
         PostgresServer() as server,
@@ -272,7 +272,7 @@ def test_a_shop_that_executes_while_its_store_is_down_is_found() -> None:
     }
 
 
-def test_a_shop_that_loses_keys_and_says_little_in_an_outage_is_found() -> None:
+def test_shop_that_loses_keys_in_a_store_outage_is_found() -> None:
     with Shop() as shop:
         flaky = _Flaky(shop)
 
@@ -293,7 +293,7 @@ def test_a_shop_that_loses_keys_and_says_little_in_an_outage_is_found() -> None:
     }
 
 
-def test_a_store_that_does_not_come_back_ends_the_run() -> None:
+def test_failed_store_up_command_aborts_the_run() -> None:
     fails = (sys.executable, "-c", "raise SystemExit(3)")
     with Shop() as shop:
         target = shop_target(shop, store_down_command=("true",), store_up_command=fails)
@@ -321,7 +321,7 @@ class _Leased(dict):
         return None if isinstance(stored, Stored) and not stored.status and late else stored
 
 
-def test_a_shop_that_takes_a_slow_request_for_a_dead_one_is_found() -> None:
+def test_shop_that_reruns_a_request_after_its_lease_is_found() -> None:
     with Shop() as shop:
         shop.records = _Leased(0.3)
         report = _check(shop_target(shop, lease=0.3, patience=2.0), "leases")
@@ -375,13 +375,13 @@ def _till(url: str) -> Target:
     )
 
 
-def test_a_final_refusal_and_a_large_answer_are_replayed_by_oncekey(till: str) -> None:
+def test_oncekey_replays_declined_and_large_responses(till: str) -> None:
     # R88, R97
     report = _check(_till(till), "finals")
     assert _all_passed(report), _told(report)
 
 
-def test_a_refusal_that_is_decided_anew_is_found() -> None:
+def test_shop_that_does_not_replay_a_declined_response_is_found() -> None:
     def answer(headers: object) -> tuple[int, bytes] | None:
         is_declined = headers["Content-Length"] == "4"
         return (402, uuid.uuid4().hex.encode()) if is_declined else None
@@ -406,7 +406,7 @@ def test_a_refusal_that_is_decided_anew_is_found() -> None:
     assert "not a final 4xx" in taken.because
 
 
-def test_a_large_answer_that_is_not_stored_and_so_executed_again_is_found() -> None:
+def test_shop_that_does_not_store_large_responses_is_found() -> None:
     with Shop(Bug.MISSING_RUNS) as shop:
         front = Front(
             shop.url,
@@ -426,7 +426,7 @@ def test_a_large_answer_that_is_not_stored_and_so_executed_again_is_found() -> N
 # Certificates
 
 
-def test_only_a_trusted_server_is_asked(tmp_path: Path) -> None:
+def test_check_sends_nothing_to_a_server_with_an_untrusted_certificate(tmp_path: Path) -> None:
     shown, key = certificate(tmp_path)
     with Served(_app_of_nothing(), ssl_certfile=str(shown), ssl_keyfile=str(key)) as served:
         url = f"https://localhost:{served.port}/"
@@ -446,7 +446,7 @@ def _app_of_nothing() -> FastAPI:
     return app
 
 
-def test_every_clause_here_is_broken_by_a_server_that_is_named() -> None:
+def test_every_clause_with_extra_needs_is_broken_by_a_test_server() -> None:
     named = {clause for clauses in REACHED.values() for clause in clauses}
     assert named == {clause.id for clause in chosen(["finals", "instances", "leases", "crashes", "outages"])}
 

@@ -91,7 +91,7 @@ def _seen(finding: Finding) -> list[int]:
     ],
     ids=lambda value: value if "." in value else "",
 )
-def test_the_script_of_a_finding_sees_it_again(bug: Bug, clause: str, tmp_path: Path) -> None:
+def test_reproduction_script_shows_the_finding_again(bug: Bug, clause: str, tmp_path: Path) -> None:
     patience = {"patience": 0.5} if bug is Bug.HALF_BODY_CLAIMS else {}  # a retry there waits for what never comes
     with Shop(bug) as shop:
         report = check(
@@ -119,7 +119,7 @@ def test_a_race_is_repeated_as_a_race(tmp_path: Path) -> None:
     assert len(_statuses(printed)) >= 11
 
 
-def test_the_script_is_copied_from_the_text_as_it_stands(tmp_path: Path) -> None:
+def test_script_copied_from_the_text_report_runs_unchanged(tmp_path: Path) -> None:
     with Shop(Bug.CONNECTION_TRUSTED) as shop:
         report = check(shop_target(shop), clauses=[clause for clause in CLAUSES if clause.id == "races.pipelined"])
         _, copied, _ = plain(report).split(f"{MARK}\n")
@@ -138,7 +138,7 @@ def test_a_key_in_the_body_is_fresh_as_well(tmp_path: Path) -> None:
         assert [_effects(_bash(lines, tmp_path)) for _ in range(2)] == [3, 3]
 
 
-def test_a_credential_that_is_not_set_is_asked_for(tmp_path: Path) -> None:
+def test_reproduction_script_names_a_missing_credential_variable(tmp_path: Path) -> None:
     target = Target(address=Address.parse("http://127.0.0.1:1/"), body=b"", other_tenant=(("Authorization", "b"),))
     request = RawRequest("POST", target.address, (("Authorization", "b"), ("X-Api-Key", "a")))
     lines = script(target, [Exchange(request, Answer(200, "OK"))])
@@ -149,7 +149,7 @@ def test_a_credential_that_is_not_set_is_asked_for(tmp_path: Path) -> None:
     assert "OTHER_AUTHORIZATION: set it to the value of the header Authorization, as the other tenant" in done.stderr
 
 
-def test_a_command_of_the_run_is_a_variable(tmp_path: Path) -> None:
+def test_reproduction_script_takes_the_crash_command_from_a_variable(tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     with Shop() as shop:
         target = shop_target(shop)
@@ -166,7 +166,7 @@ def test_a_command_of_the_run_is_a_variable(tmp_path: Path) -> None:
 TARGET = Target(address=Address.parse("http://shop.example/orders?a='b'"), body=b"")
 
 
-def test_a_command_has_the_words_that_were_sent() -> None:
+def test_curl_line_matches_the_sent_request() -> None:
     headers = (("A", "it's"), ("Content-Type", "a/b"), ("Idempotency-Key", ""), ("X-Api-Key", "s3cret"))
     words = shlex.split(curl_line(RawRequest("POST", TARGET.address, headers, b'{"a": "$b"}'), TARGET))
     assert words == [
@@ -198,7 +198,7 @@ def test_any_body_reaches_the_server_as_it_was(body: bytes, tmp_path: Path) -> N
         "é\xff",
     ],
 )
-def test_a_word_means_itself(text: str, tmp_path: Path) -> None:
+def test_quoted_shell_word_is_not_expanded(text: str, tmp_path: Path) -> None:
     printed = _bash([f"X=hex; printf %s {quoted(octets(text))}"], tmp_path)
     assert printed == text.replace(variable("X"), "hex")
 
@@ -214,7 +214,7 @@ def test_only_the_random_part_of_a_key_is_fresh(tmp_path: Path) -> None:
     assert small.startswith("5f0c9a7e-1b2c-4d3e-8f90-")
 
 
-def test_the_names_of_an_api_are_its_own() -> None:
+def test_carrier_translates_header_names_in_both_directions() -> None:
     carrier = Carrier("X-Request-Id", marker="X-Cache", marked_by="hit")
     lines = (("Idempotency-Key", "k"), ("IDEMPOTENCY-KEY", "k"))
     headers, body, _ = replace(RawRequest("POST", TARGET.address, lines, b"{}"), carrier=carrier).as_sent()

@@ -45,7 +45,7 @@ def test_the_three_most_dangerous_come_first(report: CheckReport) -> None:
     assert [finding.harm for finding in report.dangers] == [Harm.LEAKED, Harm.LOST, Harm.WRONG]
 
 
-def test_the_text_says_what_to_pass_to_judge_more(report: CheckReport) -> None:
+def test_text_report_names_options_that_enable_more_clauses(report: CheckReport) -> None:
     assert "--fail-header would allow judging 3 more" in missing(report)
     assert "--slow-header would allow judging 2 more" in missing(report)
 
@@ -86,7 +86,7 @@ def test_sarif_has_a_rule_for_each_clause_and_a_result_for_each_finding(report: 
     assert "Bearer" not in to_sarif(report).replace("${AUTHORIZATION}", "")
 
 
-def test_every_table_names_the_clause_and_every_finding_says_how_to_fix_it(report: CheckReport) -> None:
+def test_reports_name_every_clause_and_the_fix_of_every_finding(report: CheckReport) -> None:
     page, text = unescape(to_html(report)), plain(report)
     for finding in report.asked:
         assert f"<code>{finding.clause.id}</code>" in page
@@ -96,7 +96,7 @@ def test_every_table_names_the_clause_and_every_finding_says_how_to_fix_it(repor
     assert f"  fix:       {report.dangers[0].clause.fix}" in text
 
 
-def test_what_another_profile_forbids_is_allowed_and_not_passed() -> None:
+def test_behaviour_forbidden_by_another_profile_counts_as_allowed() -> None:
     only = [clause for clause in CLAUSES if clause.id == "mismatches.status"]
     with Shop() as shop:
         strict = check(shop_target(shop), profile=CheckProfile.IETF, clauses=only)
@@ -136,7 +136,7 @@ class _Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_and_loads_nothing(report: CheckReport) -> None:
+def test_html_report_is_well_formed_and_loads_no_resources(report: CheckReport) -> None:
     page = _Page()
     text = to_html(report)
     page.feed(text)
@@ -154,7 +154,7 @@ def test_no_report_has_a_credential_in_it(write, report: CheckReport) -> None:
 
 
 @pytest.mark.parametrize("write", [plain, to_json, to_junit, to_html])
-def test_a_report_says_what_was_run_and_where_to_read_on(write, report: CheckReport) -> None:
+def test_reports_contain_version_options_and_references(write, report: CheckReport) -> None:
     text = unescape(write(report))
     assert __version__ in text
     assert "oncekey-check" in text
@@ -164,7 +164,7 @@ def test_a_report_says_what_was_run_and_where_to_read_on(write, report: CheckRep
     assert not re.search(r"\bR[0-9]{1,3}\b", text)
 
 
-def test_what_was_run_can_be_run_again(report: CheckReport) -> None:
+def test_report_contains_a_command_that_repeats_the_run(report: CheckReport) -> None:
     words = shlex.split(invocation(report.target, report.profile))
     assert words[:2] == ["oncekey-check", str(report.target.address)]
     assert words[words.index("--body") + 1] == report.target.body.decode()
@@ -173,7 +173,7 @@ def test_what_was_run_can_be_run_again(report: CheckReport) -> None:
     assert "--unsafe-methods" in words
 
 
-def test_consequences_stand_under_their_cause(report: CheckReport) -> None:
+def test_reports_group_consequences_under_their_cause(report: CheckReport) -> None:
     roots = {group.root.clause.id: {one.clause.id for one in group.consequences} for group in report.groups}
     assert "mismatches.status" in roots["mismatches.nothing-happens"]
     told = {clause["id"]: clause.get("caused_by") for clause in json.loads(to_json(report))["clauses"]}
@@ -182,7 +182,7 @@ def test_consequences_stand_under_their_cause(report: CheckReport) -> None:
     assert "follows:   Another body under a used key received the wrong status (mismatches.status)" in plain(report)
 
 
-def test_an_api_that_ignores_keys_is_one_finding() -> None:
+def test_api_that_ignores_keys_yields_one_grouped_finding() -> None:
     with Shop(Bug.MISSING_RUNS) as shop, Front(shop.url, unprotected=lambda _: True) as front:
         target = shop_target(shop, address=Address.parse(f"{front.url}/orders"), slow=None, fail=None)
         found = check(target, profile=CheckProfile.STRICT_MONEY, clauses=FAST)
@@ -196,7 +196,7 @@ def test_an_api_that_ignores_keys_is_one_finding() -> None:
 ADDRESS = Address.parse("http://shop.example/orders?a='b'")
 
 
-def test_a_page_and_xml_take_whatever_an_api_says() -> None:
+def test_reports_escape_hostile_responses() -> None:
     hostile = Answer(200, "OK", (("Set-Cookie", "visit=1"),), b"<script>alert(1)</script>\x00\x1b]]>\xff")
     exchange = Exchange(RawRequest("POST", ADDRESS, (), b"x" * 5000), hostile)
     clause = FAST[0]
@@ -224,7 +224,7 @@ _CLIPPED = """[...document.querySelectorAll("html, body, body *")]
     .filter(it => it.clientWidth && it.scrollWidth > it.clientWidth).map(it => it.outerHTML.slice(0, 120))"""
 
 
-def test_the_page_fits_a_desktop_and_a_phone_in_the_light_and_in_the_dark(report: CheckReport) -> None:
+def test_html_report_is_accessible_on_desktop_and_phone_in_both_themes(report: CheckReport) -> None:
     far = replace(report.target, address=ADDRESS.at(f"/orders/{'x' * 300}"))
     faults: dict[tuple[int, str], object] = {}
     with chromium() as browser:

@@ -114,7 +114,7 @@ class PagesOneIndex(DictCells):
 
 
 @pytest.mark.parametrize("broken", [ComparesNothing, ComparesNoIncarnation, ForgetsBytes, PagesNothing, PagesOneIndex])
-def test_cells_with_one_thing_wrong_do_not_pass(broken):
+def test_contract_rejects_defective_cell_stores(broken):
     def fails(scenario):
         try:
             scenario(broken())

@@ -388,12 +388,12 @@ def failures(commands) -> list[str]:
     return failed
 
 
-def test_the_store_itself_passes():
+def test_unmodified_store_passes_the_contract():
     assert failures(dict(COMMANDS)) == []
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_store_with_one_thing_wrong_does_not(mutant):
+def test_contract_rejects_a_store_with_one_defect(mutant):
     names, spoil = MUTANTS[mutant]
 
     caught_by = failures({**COMMANDS, **{name: spoil(COMMANDS[name]) for name in names}})

@@ -102,48 +102,48 @@ class TestHeld:
             assert connection.execute(command("held"), given).fetchone() is (holder != "nobody")
             return holder
 
-    def test_nobody(self, dsn):
+    def test_free_lock_has_no_holder(self, dsn):
         assert self.holder(dsn) == "nobody"
 
     @pytest.mark.parametrize(
         ("marked", "holder"),
         [(None, "somebody"), ((FAMILY, MARK), "somebody"), ((FAMILY, 4), "other"), ((71, 4), "somebody")],
     )
-    def test_the_mark_beside_the_lock(self, dsn, marked, holder):
+    def test_holder_is_identified_by_its_mark(self, dsn, marked, holder):
         with session(dsn) as other:
             other.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
             if marked is not None:
                 other.execute("SELECT pg_advisory_xact_lock(%s, %s)", marked)
             assert self.holder(dsn) == holder
 
-    def test_a_mark_in_other_hands(self, dsn):
+    def test_mark_of_another_session_is_ignored(self, dsn):
         with session(dsn) as holder, session(dsn) as another:
             holder.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
             another.execute("SELECT pg_advisory_xact_lock(%s, %s)", [FAMILY, 4])
             assert self.holder(dsn) == "somebody"
 
-    def test_a_lock_of_another_number_is_another_lock(self, dsn):
+    def test_lock_with_another_number_is_ignored(self, dsn):
         with session(dsn) as other:
             other.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK + 1])
             assert self.holder(dsn) == "nobody"
 
-    def test_a_lock_of_two_numbers_is_another_lock(self, dsn):
+    def test_two_part_lock_is_ignored(self, dsn):
         with session(dsn) as other:
             other.execute("SELECT pg_advisory_xact_lock(7, 9)")
             assert self.holder(dsn) == "nobody"
 
-    def test_a_lock_of_one_number_is_no_mark(self, dsn):
+    def test_single_number_lock_is_not_a_mark(self, dsn):
         with session(dsn) as other:
             other.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
             other.execute("SELECT pg_advisory_xact_lock(%s)", [(FAMILY << 32) + 4])
             assert self.holder(dsn) == "somebody"
 
-    def test_a_lock_in_another_database_is_another_lock(self, dsn, postgres_server):
+    def test_lock_in_another_database_is_ignored(self, dsn, postgres_server):
         with session(postgres_server.dsn()) as elsewhere:
             elsewhere.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
             assert self.holder(dsn) == "nobody"
 
-    def test_a_mark_that_is_waited_for_is_none(self, dsn):
+    def test_mark_that_is_only_awaited_is_ignored(self, dsn):
         """The holder of the lock has tried for a mark that somebody else has."""
         with session(dsn) as another, session(dsn) as holder:
             another.execute("SELECT pg_advisory_xact_lock(%s, %s)", [FAMILY, 4])
@@ -162,7 +162,7 @@ class TestHold:
     functions = ("hold",)
 
     @pytest.mark.parametrize("where", [("x", "k"), ("s", "x")])
-    def test_it_is_the_record_of_the_key(self, dsn, where):
+    def test_hold_locks_the_record_of_its_key(self, dsn, where):
         with session(dsn) as connection:
             plant(connection)
             plant(connection, id=RecordId(*where), incarnation=OTHER_LIFE)
@@ -206,10 +206,10 @@ class TestKeep:
             assert (found, was, others) == ("[]", True, 1)
             return True
 
-    def test_it_is_written(self, dsn):
+    def test_checkpoint_is_written_if_all_conditions_hold(self, dsn):
         assert self.kept(dsn)
 
-    def test_the_first_phase_of_another_life_is_not_written(self, dsn):
+    def test_first_phase_of_another_incarnation_is_rejected(self, dsn):
         asked, given = f"SELECT oncekey.keep({KEEP}, NULL)", {**GIVEN, "seen": None}
         with session(dsn) as connection:
             plant(connection)
@@ -244,7 +244,7 @@ class TestKeep:
         ],
         ids=lambda changes: next(iter(changes)),
     )
-    def test_it_is_not_written(self, dsn, changes):
+    def test_checkpoint_is_not_written_if_a_condition_fails(self, dsn, changes):
         assert not self.kept(dsn, **changes)
 
     @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ class TestKeep:
         ],
         ids=lambda changes: next(iter(changes)),
     )
-    def test_what_was_not_kept(self, dsn, changes):
+    def test_was_kept_requires_every_condition(self, dsn, changes):
         asked = f"SELECT oncekey.was_kept({KEEP})"
         given = {**GIVEN, "memo": memo_text((*MEMO, *MEMO), None, None)}
         with session(dsn) as connection:
@@ -288,7 +288,7 @@ class TestSeal:
         connection.execute(f"SELECT oncekey.seal({SEALED}, NULL, {NOW}, {guess})", self.GIVEN)
         return notices
 
-    def test_it_reports_what_was_not_guessed(self, dsn):
+    def test_seal_reports_values_that_differ_from_the_guess(self, dsn):
         with session(dsn) as connection:
             begin(connection)
             assert self.sealed(connection) == []
@@ -316,7 +316,7 @@ class TestSeal:
     @pytest.mark.parametrize(
         "changes", [{"id": RecordId("x", "k")}, {"id": RecordId("s", "x")}, {"incarnation": OTHER_LIFE}]
     )
-    def test_what_was_not_sealed(self, dsn, changes):
+    def test_was_sealed_requires_every_condition(self, dsn, changes):
         asked = f"SELECT oncekey.was_sealed({SEALED})"
         with session(dsn) as connection:
             plant(connection, state=State.COMPLETED)
@@ -366,7 +366,7 @@ class TestEnter:
             assert not self.entered(connection)
 
     @pytest.mark.parametrize("there", [False, True])
-    def test_a_key_that_is_locked(self, dsn, there):
+    def test_locked_key_without_record_sends_a_notice(self, dsn, there):
         """What a client is told of a key without a record is a notice; a record is read by another statement."""
         with session(dsn) as other, session(dsn) as connection:
             other.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
@@ -385,13 +385,13 @@ class TestEnter:
             assert not self.entered(connection)
             return [json.loads(notice) for notice in notices]
 
-    def test_an_answer_is_in_the_notice(self, dsn):
+    def test_notice_contains_the_stored_response(self, dsn):
         (notice,) = self.told(dsn)
         record = notice.pop("record")
         assert notice == {"locked": True, "other": False, "begun": LOCK, "now": NOW}
         assert (record["scope"], record["key"], record["incarnation"]) == ("s", "k", LIFE)
 
-    def test_its_instant_is_the_servers(self, dsn):
+    def test_notice_contains_the_server_time(self, dsn):
         with session(dsn) as connection:
             plant(connection, state=State.COMPLETED)
             notices = noticed(connection)
@@ -403,11 +403,11 @@ class TestEnter:
         [{"log_min_messages": "info"}, {"log_min_messages": "debug1"}, {"bytea_output": "escape"}],
         ids=str,
     )
-    def test_an_answer_that_could_be_logged_or_garbled_is_not(self, dsn, settings):
+    def test_loggable_or_unsafe_responses_are_not_sent_as_notice(self, dsn, settings):
         assert self.told(dsn, settings) == []
 
     @pytest.mark.parametrize("level", ["notice", "warning", "error", "log", "fatal", "panic"])
-    def test_at_these_levels_a_server_logs_no_notice_of_ours(self, dsn, level):
+    def test_notice_is_sent_if_the_server_does_not_log_it(self, dsn, level):
         assert len(self.told(dsn, {"log_min_messages": level})) == 1
 
     @pytest.mark.parametrize(
@@ -419,12 +419,12 @@ class TestEnter:
             ({"state": State.FAILED_RETRYABLE}, False),
         ],
     )
-    def test_which_records_are_in_it(self, dsn, changes, sent):
+    def test_notice_is_sent_only_for_suitable_records(self, dsn, changes, sent):
         body = changes.pop("response_body", b"")
         answer = {"response": StoredResponse(201, (), body)}
         assert bool(self.told(dsn, **answer, **changes)) is sent
 
-    def test_a_database_in_another_encoding(self, postgres_server):
+    def test_no_notice_is_sent_in_another_encoding(self, postgres_server):
         name = f"latin_{uuid.uuid4().hex}"
         made = f"CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
         with psycopg.connect(postgres_server.dsn("postgres"), autocommit=True) as connection:
@@ -434,7 +434,7 @@ class TestEnter:
         finally:
             postgres_server.drop_database(name)
 
-    def test_a_server_that_only_reads(self, dsn):
+    def test_read_only_server_raises_read_only_error(self, dsn):
         reader = session(dsn, default_transaction_read_only="on")
         with reader as connection, pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             self.entered(connection)
@@ -472,12 +472,12 @@ class TestLockRequest:
             assert begin(connection)["seen"] == LIFE
 
     @pytest.mark.parametrize(("state", "read"), [(State.COMPLETED, None), (State.FAILED_RETRYABLE, "r")])
-    def test_an_answer_is_read_without_its_work(self, dsn, state, read):
+    def test_stored_response_is_read_without_the_work_row(self, dsn, state, read):
         with session(dsn) as connection:
             plant(connection, state=state, lease_until=None, owner=None, request=b"r", expires_at=NOW + 1)
             assert begin(connection)["request"] == read
 
-    def test_one_that_gets_no_lock_takes_no_mark(self, dsn):
+    def test_request_without_the_lock_takes_no_mark(self, dsn):
         with session(dsn) as other, session(dsn) as connection:
             other.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
             assert not begin(connection)["locked"]
@@ -485,14 +485,14 @@ class TestLockRequest:
             assert connection.execute(modes).fetchall() == ["ShareLock"]
 
     @pytest.mark.parametrize(("changes", "other"), [(None, True), ({}, False), ({"expires_at": NOW}, True)])
-    def test_another_request_is_looked_for_when_nothing_else_answers(self, dsn, changes, other):
+    def test_other_request_is_detected_only_without_a_record(self, dsn, changes, other):
         with session(dsn) as holder, session(dsn) as connection:
             holder.execute("SELECT pg_advisory_xact_lock(%s), pg_advisory_xact_lock(%s, 4)", [LOCK, FAMILY])
             if changes is not None:
                 plant(connection, **changes)
             assert begin(connection)["other"] is other
 
-    def test_a_request_like_this_one_may_wait_behind_another(self, dsn):
+    def test_identical_waiting_request_is_not_another_request(self, dsn):
         """Its mark is taken, so it cannot be told from the holder of the lock."""
         with session(dsn) as holder, session(dsn) as twin, session(dsn) as connection:
             holder.execute("SELECT pg_advisory_xact_lock(%s), pg_advisory_xact_lock(%s, 4)", [LOCK, FAMILY])

@@ -72,7 +72,7 @@ def test_a_claim_finds_the_record_of_its_key(claimed):
 @pytest.mark.parametrize(
     "changes", [{"effects": Effects.OUTBOX, "memo": MEMO}, {"effects": Effects.PHASED}, {"state": State.UNKNOWN}]
 )
-def test_a_claim_does_not_answer_by_half_a_record(desk, changes):
+def test_claim_returns_nothing_for_records_with_a_work_row(desk, changes):
     """A record that may have a row in `work` is read again, with that row."""
     claim = a_claim(id=RecordId("s", "k"))
     assert desk.found(desk.record(**changes), "claim", claim_params(claim, None)) == []
@@ -116,7 +116,7 @@ def test_an_owner_does_not_write_by_a_row_that_was_read_too_early(desk, move):
 
 
 @of_an_owner
-def test_nor_by_a_row_that_had_nothing_done_yet(desk, move):
+def test_owner_write_with_outdated_empty_work_row_is_rejected(desk, move):
     record = kind(move, done=False)
     if record is None:
         return
@@ -126,7 +126,7 @@ def test_nor_by_a_row_that_had_nothing_done_yet(desk, move):
 
 
 @of_an_owner
-def test_the_row_of_another_record_is_not_ones_own(desk, move):
+def test_work_row_of_another_record_does_not_block_the_owner(desk, move):
     record = kind(move, done=False)
     if record is not None:
         other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO, intent=INTENT)
@@ -134,14 +134,14 @@ def test_the_row_of_another_record_is_not_ones_own(desk, move):
 
 
 @pytest.mark.parametrize(("memo_version", "written"), [(7, 1), (6, 0), (8, 0)])
-def test_nor_does_a_worker_that_has_a_result(desk, memo_version, written):
+def test_worker_result_requires_a_current_work_row(desk, memo_version, written):
     rows = desk.record(effects=Effects.OUTBOX, intent=INTENT)
     rows = [(table, {**row, "memo_version": memo_version} if table == "work" else row) for table, row in rows]
     result = {**OWNER, "memo": "[]", "recovery_point": "x", "owner": "w"}
     assert len(desk.found(rows, "deferred_result", result)) == written
 
 
-def test_nor_by_the_row_of_another_record(desk):
+def test_worker_ignores_the_work_row_of_another_record(desk):
     other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO)
     result = {**OWNER, "memo": "[]", "recovery_point": "x", "owner": "w"}
     assert len(desk.found([*other, *desk.record(effects=Effects.OUTBOX)], "deferred_result", result)) == 1
@@ -159,7 +159,7 @@ def test_a_call_that_has_its_result_is_not_entered_again(desk, memo, calls):
 
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
-def test_a_row_of_work_has_something_in_it(desk, move):
+def test_no_transition_leaves_an_empty_work_row(desk, move):
     """Other records pay for each such row with a look-up; a finished one may keep it until it is reaped.
 
     Another record keeps its row: `leftovers` reports a record without it.
@@ -208,7 +208,7 @@ FAILED_LEASE = {**VERSION, "last_error": "failed_lock_expired"}
         ("reseal_record", {"state": State.COMPLETED}, {**VERSION, **ANSWER, "memo": None, "request": None}),
     ],
 )
-def test_what_leaves_nothing_to_keep_leaves_no_row(desk, name, has, params):
+def test_work_row_is_deleted_when_it_becomes_empty(desk, name, has, params):
     others = [
         *desk.record(id=RecordId("s", "a"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO, reconcile_tries=5),
         *desk.record(id=RecordId("a", "k"), incarnation=uuid.UUID(OURS), memo=MEMO, reconcile_tries=5),
@@ -226,14 +226,14 @@ def test_what_leaves_nothing_to_keep_leaves_no_row(desk, name, has, params):
 
 
 @pytest.mark.parametrize("change", [{"scope": "x"}, {"key": "x"}, {"incarnation": OTHER_LIFE}])
-def test_a_resolver_is_not_asked_because_of_the_row_of_another_record(desk, change):
+def test_resolver_ignores_the_work_row_of_another_record(desk, change):
     hot, (table, cold) = desk.record(state=State.UNKNOWN, reconcile_after=NOW)
     assert desk.finds([hot, (table, cold)], "unknown_due", PLACE) == 1
     assert desk.finds([hot, (table, {**cold, **change})], "unknown_due", PLACE) == 0
 
 
 @pytest.mark.parametrize("kind", [WriteKind.NEW, WriteKind.REPLACE_EXPIRED])
-def test_a_deferred_answer_without_a_request_needs_none_either(desk, kind):
+def test_deferred_record_without_request_has_no_work_row(desk, kind):
     seen = replace(OF_STATE[State.EXPIRED], id=RecordId("s", "k"), expires_at=NOW)
     rows = desk.record(state=State.EXPIRED, incarnation=seen.incarnation, expires_at=NOW)
     claim = a_claim(id=RecordId("s", "k"), effects=Effects.OUTBOX)
@@ -253,7 +253,7 @@ def test_a_deferred_answer_without_a_request_needs_none_either(desk, kind):
     ("name", "state"),
     [("purge_expired", State.COMPLETED), ("purge_kept", State.EXPIRED), ("mark_expired", State.COMPLETED)],
 )
-def test_a_reaper_takes_the_row_of_its_record_only_and_writes_a_line_if_it_shall(desk, name, state, noted):
+def test_reaper_deletes_only_its_work_row_and_audits_if_configured(desk, name, state, noted):
     reaped = desk.record(state=state, expires_at=NOW - 10, request=b"r")
     other = desk.record(id=RecordId("s", "x"), incarnation=uuid.UUID(OTHER_LIFE), memo=MEMO)
 

@@ -275,7 +275,7 @@ CASES = [
     CASES,
     ids=[f"{case[0]}-{case[1]}-{at}" for at, case in enumerate(CASES)],
 )
-def test_rows_that_fit(desk, case):
+def test_statement_finds_only_rows_that_satisfy_all_guards(desk, case):
     name, table, has, params, misses = case
     fits = {**TABLES[table], **has}
     assert len(desk.found([(table, fits)], name, params)) == 1
@@ -426,7 +426,7 @@ REAPER_CASES = [
 @pytest.mark.parametrize(
     ("name", "has", "params", "misses"), REAPER_CASES, ids=[f"{case[0]}-{at}" for at, case in enumerate(REAPER_CASES)]
 )
-def test_records_that_are_reaped(desk, name, has, params, misses):
+def test_reaper_moves_only_matching_records(desk, name, has, params, misses):
     def moved(change):
         rows = desk.found(desk.record(**{**has, **change}), name, {**params, **NOTED})
         return rows[0]["moved"] if rows and "moved" in rows[0] else len(rows)
@@ -436,7 +436,7 @@ def test_records_that_are_reaped(desk, name, has, params, misses):
         assert moved(change) == 0, change
 
 
-def test_live_keys_are_those_that_a_tenant_pays_for(desk):
+def test_live_keys_counts_unexpired_records_of_the_scope(desk):
     def live(**changes):
         return desk.found(desk.record(**changes), "live_keys", {"scope": "s", "limit": 9})[0]["live"]
 
@@ -454,7 +454,7 @@ def test_a_call_is_forgotten_when_its_record_is_gone(desk):
         assert len(desk.found([old, *desk.record(**change)], "forget_calls", LATE)) == 1, change
 
 
-def test_evidence_about_a_call(desk):
+def test_evidence_is_found_only_for_its_call(desk):
     asked = {"downstream_key": "d", "incarnation": LIFE, "since": 100}
 
     def about(called=(), **changes):
@@ -469,7 +469,7 @@ def test_evidence_about_a_call(desk):
     assert about({"provider_id": None}, downstream_key=None) == 0
 
 
-def test_history_is_one_records(desk):
+def test_history_contains_only_one_record(desk):
     asked = {"scope": "s", "key_digest": "k", "after": 69, "limit": 9}
 
     def lines(**changes):
@@ -479,7 +479,7 @@ def test_history_is_one_records(desk):
     assert lines(scope="x") == lines(key_digest="x") == lines(id=69) == 0
 
 
-def test_deletions_are_the_lines_of_one_scope_without_a_key(desk):
+def test_deletions_are_audit_lines_of_the_scope_without_key(desk):
     def lines(**changes):
         return len(desk.found([("audit", {**LINE, **changes})], "deletions", {"scope": "s", "limit": 9}))
 
@@ -488,7 +488,7 @@ def test_deletions_are_the_lines_of_one_scope_without_a_key(desk):
 
 
 @pytest.mark.parametrize("kind", [WriteKind.NEW, WriteKind.REPLACE_EXPIRED])
-def test_only_the_answer_of_an_outbox_request_is_deferred(desk, kind):
+def test_only_outbox_responses_are_deferred(desk, kind):
     def deferred(effects):
         claim = a_claim(effects=effects)
         seen = None
@@ -517,28 +517,28 @@ class TestDue:
         found = desk.found(rows, "due", {**self.ASKED, **asked})
         return sorted(uuid.UUID(str(row["id"])).int for row in found)
 
-    def test_what_is_due(self, desk):
+    def test_only_due_parcels_are_claimed(self, desk):
         assert self.claimed(desk, {}, {"due_at": NOW + 1}, {"aggregatetype": "x"}) == [1]
 
-    def test_the_first_of_each_order(self, desk):
+    def test_first_parcel_of_each_order_is_claimed(self, desk):
         assert self.claimed(desk, {"order_by": "a"}, {"order_by": "b"}, {"order_by": "a"}, {}) == [1, 2, 4]
 
-    def test_one_that_is_not_due_holds_up_its_order(self, desk):
+    def test_future_parcel_blocks_its_order(self, desk):
         assert self.claimed(desk, {"order_by": "a", "due_at": NOW + 1}, {"order_by": "a"}, {"order_by": "b"}) == [3]
 
-    def test_few_that_need_care(self, desk):
+    def test_limited_number_of_careful_parcels_is_claimed(self, desk):
         asked = [{"kind": "defer"}, {"attempts": 1}, {}, {"kind": "defer"}]
         assert self.claimed(desk, *asked, careful=1) == [1, 3]
         assert self.claimed(desk, *asked, careful=0) == [3]
 
-    def test_as_many_as_are_wanted(self, desk):
+    def test_claim_respects_the_limit(self, desk):
         assert self.claimed(desk, {}, {}, {}, limit=2) == [1, 2]
         assert self.claimed(desk, {"order_by": "a"}, {"order_by": "b"}, {}, limit=2) == [1, 2]
 
-    def test_those_that_need_no_care_take_no_place_of_others(self, desk):
+    def test_ordinary_parcels_do_not_count_as_careful(self, desk):
         assert self.claimed(desk, {}, {"kind": "defer"}, careful=1) == [1, 2]
 
-    def test_behind_a_thousand_of_one_order(self, desk):
+    def test_parcels_behind_a_thousand_of_one_order_are_found(self, desk):
         """A worker looks further than the first thousand, and still at nothing that is not due."""
         long = [{"order_by": "a"}] * 1000
         others = [
@@ -557,7 +557,7 @@ class TestDue:
 @pytest.mark.parametrize(
     ("name", "has", "params", "misses"), RECORD_CASES, ids=[f"{case[0]}-{at}" for at, case in enumerate(RECORD_CASES)]
 )
-def test_records_that_fit(desk, name, has, params, misses):
+def test_statement_finds_only_records_that_satisfy_all_guards(desk, name, has, params, misses):
     if ONLY.get(name, desk.prefix) != desk.prefix:
         assert not desk.world.store._statements.has(name)
         return

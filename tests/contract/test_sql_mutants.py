@@ -25,7 +25,7 @@ def texts(statement):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_no_mutant_lives(dialect, tmp_path):
+def test_every_sql_mutant_is_caught(dialect, tmp_path):
     report = tmp_path / "mutants.jsonl"
     every = EVERY[dialect]
     command = [sys.executable, "-m", "harness.mutating", dialect, "--every", str(every), "--report", str(report)]
@@ -62,18 +62,18 @@ class TestGuards:
     def test_each_operand_of_and(self):
         assert texts("DELETE FROM t WHERE a = 1 AND b <= :b RETURNING id") == ["a = 1", "b <= :b"]
 
-    def test_an_or_and_what_its_operands_have_inside(self):
+    def test_or_yields_itself_and_nested_conditions(self):
         condition = "(a = 1 AND b = 2) OR c = 3"
         assert texts(f"SELECT 1 FROM t WHERE {condition}") == [condition, "a = 1", "b = 2"]
 
-    def test_a_group_and_what_is_inside_of_it(self):
+    def test_group_yields_itself_and_nested_conditions(self):
         assert texts("SELECT 1 FROM t WHERE a AND (b OR (c AND d))") == ["a", "(b OR (c AND d))", "c", "d"]
 
     def test_branches_of_a_case(self):
         case = "CASE WHEN a THEN b AND c ELSE d END"
         assert texts(f"UPDATE t SET x = 1 WHERE {case} AND e") == [case, "b", "c", "e"]
 
-    def test_a_case_that_is_no_condition(self):
+    def test_case_expression_yields_no_guard(self):
         assert texts("UPDATE t SET x = CASE WHEN a AND b THEN 1 END WHERE c = 2") == ["c = 2"]
 
     def test_between_is_one_condition(self):
@@ -84,7 +84,7 @@ class TestGuards:
         assert texts(text)[:2] == ["s.a = t.a", "s.b"]
         assert texts(text)[-2:] == ["u.c = t.c", "u.d"]
 
-    def test_a_conflict_is_no_join(self):
+    def test_on_conflict_is_not_parsed_as_join(self):
         assert texts("INSERT INTO t SELECT 1 WHERE a = 1 ON CONFLICT (x) DO UPDATE SET y = 1 WHERE t.z") == [
             "a = 1",
             "t.z",
@@ -96,7 +96,7 @@ class TestGuards:
     def test_comments_and_strings_hide_nothing(self):
         assert texts("SELECT 1 -- WHERE a AND b\nFROM t WHERE c = 'x AND y' -- AND d\n AND e") == ["c = 'x AND y'", "e"]
 
-    def test_a_function(self):
+    def test_function_body_yields_conditions(self):
         body = "BEGIN IF a AND NOT b THEN PERFORM FROM t WHERE c = d; RETURN FOUND; END IF; END"
         assert texts(f"CREATE FUNCTION f() RETURNS boolean LANGUAGE plpgsql AS $$ {body} $$;") == [
             "a",
@@ -104,7 +104,7 @@ class TestGuards:
             "c = d",
         ]
 
-    def test_a_mutant_lacks_one(self):
+    def test_each_mutant_drops_one_condition(self):
         text = "DELETE FROM t WHERE a = 1 AND b = 2"
         assert [guard.dropped(text) for guard in guards(text)] == [
             "DELETE FROM t WHERE true AND b = 2",

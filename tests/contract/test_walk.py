@@ -112,7 +112,7 @@ def test_the_lists_of_exceptions_only_become_shorter():
 FAR = {"now": 1 << 62, "until": 1 << 62}
 
 
-def test_the_walk_names_what_is_wrong():
+def test_walk_reports_every_flaw():
     """A statement that asks for less than the table, one that asks for more, and a purge of too much."""
     driver = MemoryDriver()
     flaws = {

@@ -123,14 +123,14 @@ class TestEveryRefusal:
 
     # R230: Stripe's clients obey this header before they look at the status
     @each("code", Code)
-    def test_the_stripe_flavor_says_whether_to_retry(self, code):
+    def test_stripe_flavor_sends_stripe_should_retry(self, code):
         said = value(refuse(Refuse(code), Policy(flavor="stripe")), b"stripe-should-retry")
         assert said == (b"true" if PROBLEMS[code].retryable else b"false")
         assert values(refuse(Refuse(code), Policy()), b"stripe-should-retry") == []
 
     # R230: a stored 409 or 5xx is what such a client would send again for ever
     @pytest.mark.parametrize(("status", "said"), [(201, []), (402, []), (409, [b"false"]), (500, [b"false"])])
-    def test_the_stripe_flavor_stops_retries_of_stored_answers(self, status, said):
+    def test_stripe_flavor_sends_stripe_should_retry_on_replays(self, status, said):
         stored = record(response=StoredResponse(status, (), b"{}"))
         assert values(replay(Replay(stored, NOW), Policy(flavor="stripe")), b"stripe-should-retry") == said
         assert values(replay(Replay(stored, NOW), Policy()), b"stripe-should-retry") == []
@@ -174,7 +174,7 @@ class TestEveryRefusal:
     def test_is_not_marked_as_a_replay(self):
         assert values(refuse(Refuse(Code.KEY_REUSED), Policy(), echo=ECHO), b"idempotent-replayed") == []
 
-    def test_says_what_the_occasion_says(self):
+    def test_uses_the_detail_of_the_refusal(self):
         answer = refuse(Refuse(Code.KEY_MALFORMED, "Two lines."), Policy())
         assert json.loads(answer.body)["detail"] == "Two lines."
 
@@ -201,7 +201,7 @@ class TestInProgress:
 
     # R80: always there, never 0
     @pytest.mark.parametrize("given", [None, 0, -3, 1])
-    def test_always_says_when(self, given):
+    def test_always_sends_retry_after(self, given):
         assert value(refuse(Refuse(Code.IN_PROGRESS, retry_after=given), Policy()), b"retry-after") == b"1"
 
     # R81
@@ -262,7 +262,7 @@ class TestInProgress:
         assert refuse(Refuse(Code.IN_PROGRESS, record=record(effects=effects)), Policy()).status == 409
 
     @each("code", [code for code in Code if code is not Code.IN_PROGRESS])
-    def test_nothing_else_is_accepted_because_of_it(self, code):
+    def test_accepted_mode_does_not_affect_other_codes(self, code):
         policy = Policy(on_in_progress=InProgress.ACCEPTED)
         assert refuse(Refuse(code, record=record(effects=Effects.OUTBOX)), policy).status != 202
 
@@ -270,7 +270,7 @@ class TestInProgress:
 class TestOutcomeUnknown:
     # R85
     @pytest.mark.parametrize("status", [409, 202, 503])
-    def test_status_is_a_setting_and_the_code_its_own(self, status):
+    def test_status_is_configurable_and_code_is_fixed(self, status):
         answer = refuse(Refuse(Code.OUTCOME_UNKNOWN), Policy(on_unknown=status), status_url="/s")
         body = json.loads(answer.body)
         assert (answer.status, body["status"]) == (status, status)
@@ -279,7 +279,7 @@ class TestOutcomeUnknown:
         assert value(answer, b"location") == b"/s"
 
     # R85
-    def test_says_when_there_may_be_news(self):
+    def test_sends_retry_after_until_the_next_resolution(self):
         assert value(refuse(Refuse(Code.OUTCOME_UNKNOWN), Policy()), b"retry-after") == b"30"
         known = refuse(Refuse(Code.OUTCOME_UNKNOWN, retry_after=7), Policy())
         assert value(known, b"retry-after") == b"7"
@@ -287,7 +287,7 @@ class TestOutcomeUnknown:
         assert value(refuse(Refuse(Code.OUTCOME_UNKNOWN), odd), b"retry-after") == b"1"
 
     # R85, R99
-    def test_is_not_taken_for_work_in_progress(self):
+    def test_type_and_code_differ_from_in_progress(self):
         running, unknown = (
             json.loads(refuse(Refuse(code), Policy()).body) for code in (Code.IN_PROGRESS, Code.OUTCOME_UNKNOWN)
         )
@@ -305,21 +305,21 @@ def test_an_unavailable_store_is_503_with_a_time_to_retry():
 
 # C7, A4: a Retry-After would invite deployed clients to try again what cannot change
 @pytest.mark.parametrize("code", [code for code, problem in PROBLEMS.items() if not problem.waiting_helps])
-def test_nothing_final_invites_a_retry(code):
+def test_final_refusals_have_no_retry_after(code):
     assert values(refuse(Refuse(code, retry_after=9), Policy()), b"retry-after") == []
 
 
 class TestReplay:
     # R87, R88, R89, R90, R92
     @pytest.mark.parametrize("schema_version", [0, 1, 7])
-    def test_is_the_stored_answer(self, schema_version):
+    def test_returns_the_stored_status_body_and_headers(self, schema_version):
         stored = replace(STORED, schema_version=schema_version)
         answer = replay(Replay(record(response=stored), NOW), Policy(), echo=ECHO)
         assert (answer.status, answer.body) == (201, STORED.body)
         assert answer.headers[: len(STORED.headers)] == STORED.headers
 
     # R91
-    def test_of_a_failure_is_the_failure(self):
+    def test_replays_a_stored_failure(self):
         declined = StoredResponse(402, ((b"content-type", b"application/json"),), b'{"error":"declined"}')
         answer = replay(Replay(record(response=declined, outcome=Outcome.FAILURE), NOW), Policy())
         assert (answer.status, answer.body) == (402, declined.body)
@@ -330,7 +330,7 @@ class TestReplay:
 
     # R17
     @pytest.mark.parametrize("echo", [ECHO, KEY.encode()])
-    def test_echoes_the_key_as_this_request_sent_it(self, echo):
+    def test_echoes_the_key_header_of_this_request(self, echo):
         assert value(replay(Replay(RECORD, NOW), Policy(), echo=echo), b"idempotency-key") == echo
 
     # R164: parses, and equals the row to the second
@@ -339,7 +339,7 @@ class TestReplay:
         assert text == b"Fri, 02 Jan 2026 00:00:00 GMT"
         assert parsedate_to_datetime(text.decode()) == datetime(2026, 1, 2, tzinfo=UTC)
 
-    def test_names_of_marks_are_settings(self):
+    def test_marker_header_names_are_configurable(self):
         policy = Policy(replayed_header="X-Replayed", expires_header="X-Expires")
         names = {name for name, _ in replay(Replay(RECORD, NOW), policy).headers}
         assert {b"x-replayed", b"x-expires"} <= names
@@ -356,7 +356,7 @@ class TestReplay:
         answer = replay(Replay(record(response=StoredResponse(status, (), b"")), NOW), Policy())
         assert values(answer, b"content-length") == []
 
-    def test_is_not_cached_unless_the_answer_itself_said_how(self):
+    def test_sends_no_store_unless_the_response_set_cache_control(self):
         assert value(replay(Replay(RECORD, NOW), Policy()), b"cache-control") == b"no-store"
         own = StoredResponse(201, ((b"cache-control", b"private, max-age=5"),), b"x")
         assert value(replay(Replay(record(response=own), NOW), Policy()), b"cache-control") == b"private, max-age=5"
@@ -380,17 +380,17 @@ class TestTombstone:
     def answer(self) -> Answer:
         return replay(Replay(record(response=self.TOMBSTONE), NOW), Policy(), echo=ECHO, status_url="/s")
 
-    def test_is_a_problem_of_its_own(self, answer):
+    def test_returns_409_response_not_stored(self, answer):
         body = json.loads(answer.body)
         assert (answer.status, body["status"], body["code"]) == (409, 409, "idempotency_response_not_stored")
         assert value(answer, b"content-type") == b"application/problem+json"
         assert value(answer, b"content-length") == b"%d" % len(answer.body)
 
-    def test_says_that_it_is_final(self, answer):
+    def test_is_marked_as_replay_without_retry_after(self, answer):
         assert value(answer, b"idempotent-replayed") == b"true"
         assert values(answer, b"retry-after") == []
 
-    def test_says_where_the_result_is(self, answer):
+    def test_sends_the_stored_location(self, answer):
         assert value(answer, b"location") == b"/exports/9"
 
     def test_is_marked_like_every_replay(self, answer):
@@ -399,7 +399,7 @@ class TestTombstone:
         assert value(answer, b"link").endswith(b'rel="describedby"; type="text/html"')
 
     @pytest.mark.parametrize("stored", [StoredResponse(200, (), None), None])
-    def test_without_a_place_points_to_its_status(self, stored):
+    def test_without_location_links_to_the_status_resource(self, stored):
         answer = replay(Replay(record(response=stored), NOW), Policy(), status_url="/idempotency-keys/k")
         assert answer.status == 409
         assert value(answer, b"location") == b"/idempotency-keys/k"
@@ -409,18 +409,18 @@ class TestTombstone:
 
 class TestMarks:
     # R17, R98, R164: on a first response there is no replay marker
-    def test_of_a_first_response(self):
+    def test_first_response_gets_key_and_expiry_headers(self):
         assert marks(Policy(), echo=ECHO, expires_at=NOW) == (
             (b"idempotency-key", ECHO),
             (b"idempotency-key-expires", b"Thu, 01 Jan 2026 00:00:00 GMT"),
         )
 
-    def test_only_what_is_known(self):
+    def test_omits_headers_without_a_value(self):
         assert marks(Policy(), echo=None, expires_at=None) == ()
 
     # R196: an echo must not begin another header
     @pytest.mark.parametrize("bad", [b"a\r\nset-cookie: x=1", b"a\x00b", b"a\nb", "schlüssel".encode(), b""])
-    def test_never_echo_what_is_not_printable(self, bad):
+    def test_never_echoes_unprintable_keys(self, bad):
         assert marks(Policy(), echo=bad, expires_at=None) == ()
 
     # R164

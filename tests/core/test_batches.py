@@ -27,7 +27,7 @@ BOUNDS = Bounds(least=10, most=1000, target=6.0)
         (500, Worked(250, 250, 0.1), 1000),  # half was asked for, because half was still in hand
     ],
 )
-def test_the_next_size(size, worked, wanted):
+def test_next_batch_size_for_each_result(size, worked, wanted):
     assert BOUNDS.after(size, worked) == wanted
 
 
@@ -39,7 +39,7 @@ def test_heavy_batches_stay_small():
     assert bounds.after(100, Worked(100, 100, 0.1, weight=400_000_000)) == 10  # what can be begun at once is
 
 
-def test_who_is_below_the_least_comes_back_step_by_step():
+def test_size_below_the_minimum_grows_step_by_step():
     assert [BOUNDS.after(size, Worked(size, size, 60.0)) for size in (1, 4, 9, 10)] == [2, 8, 10, 10]
 
 
@@ -50,7 +50,7 @@ def test_who_is_below_the_least_comes_back_step_by_step():
     took=st.floats(0, 1e6),
     weight=st.integers(0, 10**9),
 )
-def test_it_stays_in_its_bounds_and_moves_by_a_factor_of_two_at_most(size, asked, share, took, weight):
+def test_size_stays_within_bounds_and_at_most_doubles(size, asked, share, took, weight):
     bounds = Bounds(10, 1000, 6.0, heaviest=10**6)
     got = int(asked * share)
     after = bounds.after(size, Worked(asked, got, took, weight))

@@ -67,9 +67,9 @@ def test_other_values_have_other_forms() -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, float("nan"), {1: 2}, object(), Colour.RED, "\ud800", [[{"x": {1}}]]])
-def test_what_could_look_like_something_else_is_refused(value: Any) -> None:
+def test_ambiguous_values_are_rejected(value: Any) -> None:
     shape = Shape(optional, "optional", op=None)
-    with pytest.raises(BodyInvalidError, match="optional cannot be told from another call"):
+    with pytest.raises(BodyInvalidError, match="optional cannot be compared with other calls"):
         shape.written(shape.bind((value,), {}))
 
 
@@ -78,7 +78,7 @@ def test_a_wrong_call_is_pythons_own_error() -> None:
         Shape(optional, "optional", op=None).bind((), {})
 
 
-def test_arguments_come_back_as_they_are_annotated() -> None:
+def test_arguments_are_restored_as_annotated() -> None:
     shape = Shape(function, "function", op=None, resumed=True)
     at = datetime(2026, 11, 16, tzinfo=UTC)
     given = shape.bind((1, (2, 3), 4, 5), {"c": Model(price=Decimal("9.90")), "d": Line("tea", at), "x": Decimal(7)})
@@ -90,17 +90,17 @@ def test_arguments_come_back_as_they_are_annotated() -> None:
         shape.read(shape.written(shape.bind(("one",), {})), {})
 
 
-def test_results_come_back_as_they_are_declared() -> None:
+def test_results_are_restored_as_declared() -> None:
     shape = Shape(function, "function", op=None)
     body, value = shape.returned(Model(price=Decimal("9.90"), parts=[1]))
     assert (value, shape.result(body)) == (Model(price=Decimal("9.90"), parts=[1]),) * 2
     assert shape.result(b'{"price":"9.90"}') == Model(price=Decimal("9.90"))  # by an operator's hand
     for body in (b"no JSON", b'{"$":"strange","v":1}', b"\xff"):
-        with pytest.raises(ResultInvalidError, match="the stored result of function is no JSON"):
+        with pytest.raises(ResultInvalidError, match="the stored result of function is not JSON"):
             shape.result(body)
 
 
-def test_the_operation_is_handed_over_wherever_it_stands() -> None:
+def test_operation_is_passed_at_any_parameter_position() -> None:
     def between(a: int, op: Any, b: int) -> None: ...
 
     shape = Shape(between, "between", op="op")

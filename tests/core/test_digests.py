@@ -21,7 +21,7 @@ from oncekey.core.model import RecordId
 parts = st.lists(st.binary(max_size=6) | st.sampled_from([b"1:", b"0:", b"2:ab", b":", b"1:1:"]), max_size=5)
 
 
-def test_the_bytes_are_documented():  # R33, R36
+def test_frame_produces_the_documented_bytes():  # R33, R36
     assert frame() == b""
     assert frame(b"ab", b"") == b"2:ab0:"
     assert frame(b"x" * 12) == b"12:" + b"x" * 12
@@ -29,13 +29,13 @@ def test_the_bytes_are_documented():  # R33, R36
 
 @thorough
 @given(parts, parts)
-def test_other_parts_give_other_bytes(one, other):  # R36
+def test_distinct_parts_frame_to_distinct_bytes(one, other):  # R36
     assert (frame(*one) == frame(*other)) == (one == other)
 
 
 @thorough
 @given(st.text(st.characters()), st.text(st.characters()))
-def test_other_texts_give_other_bytes(one, other):  # R36
+def test_distinct_texts_encode_to_distinct_bytes(one, other):  # R36
     assert (raw(one) == raw(other)) == (one == other)
 
 
@@ -86,7 +86,7 @@ def test_another_body_under_a_reused_key_gets_another_downstream_key():  # D1, F
     assert key(10) != key(11)
 
 
-def test_parts_cannot_flow_into_each_other():  # R36
+def test_adjacent_parts_cannot_collide():  # R36
     assert Seeds(None).of(RecordId("ab", "c"), "d") != Seeds(None).of(RecordId("a", "bc"), "d")
     assert Seeds(None).of(RecordId("a", "b"), "cd") != Seeds(None).of(RecordId("a", "bc"), "d")
 
@@ -107,7 +107,7 @@ def test_a_downstream_key_is_a_stable_uuid_of_its_phase(seed, phase, other):  # 
     assert downstream_key(bytes(reversed(seed)) + b"x", phase) != key
 
 
-def test_the_clients_key_does_not_leave_us():  # R126
+def test_downstream_key_does_not_reveal_the_client_key():  # R126
     key = downstream_key(Seeds(None).of(ID, FINGERPRINT), "charge")
     assert key != ID.key
     assert not set(key.split("-")) & set(ID.key.split("-"))

@@ -102,7 +102,7 @@ def test_the_table_is_total():
     [(LOCAL, On5xx.CLASSIFY), (PHASED, On5xx.CLASSIFY), (OUTBOX, On5xx.CLASSIFY)]
     + [(INLINE, on_5xx) for on_5xx in On5xx],
 )
-def test_the_short_path_says_what_the_table_says(effects, on_5xx):
+def test_fast_path_decides_like_the_table(effects, on_5xx):
     policy = Policy(on_5xx=on_5xx, not_executed_statuses=frozenset({409, 503}), max_response_bytes=len(BODY))
     flags = ("entered", "raised", "not_executed", "kept", "rolled_back")
     settings = [dict(zip(flags, setting, strict=True)) for setting in product((False, True), repeat=len(flags))]
@@ -183,12 +183,12 @@ class TestNotEntered:
     @each("effects", Effects)
     @each("status", EVERY)
     @each("raised", [False, True])
-    def test_gives_the_key_back(self, effects, status, raised):
+    def test_handler_not_entered_releases_the_key(self, effects, status, raised):
         ending = ended(status, entered=False, raised=raised)
         assert decide(effects, Policy(), ending).settlement == Discarded()
 
     @pytest.mark.parametrize("on_5xx", On5xx)
-    def test_gives_the_key_back_under_every_setting(self, on_5xx):
+    def test_handler_not_entered_releases_the_key_under_every_on_5xx(self, on_5xx):
         assert settled(INLINE, ended(500, entered=False), Policy(on_5xx=on_5xx)) == Discarded()
 
 
@@ -198,7 +198,7 @@ class TestOpenCall:
     @each("status", EVERY)
     @each("not_executed", [False, True])
     @each("on_5xx", On5xx)
-    def test_is_in_doubt_whatever_was_answered(self, effects, status, not_executed, on_5xx):
+    def test_becomes_unknown_whatever_the_response_was(self, effects, status, not_executed, on_5xx):
         policy = Policy(on_5xx=on_5xx, not_executed_statuses=frozenset({402, 503}))
         ending = ended(status, progress=OPEN, not_executed=not_executed)
         assert settled(effects, ending, policy) == Doubtful("call_uncertain")
@@ -207,13 +207,13 @@ class TestOpenCall:
     @each("status", EVERY)
     @each("not_executed", [False, True])
     @each("entered", [False, True])
-    def test_that_may_be_repeated_is_handed_back(self, status, not_executed, entered):
+    def test_repeatable_call_is_handed_back_for_resume(self, status, not_executed, entered):
         ending = ended(status, progress=REPEATABLE, not_executed=not_executed, entered=entered)
         assert settled(PHASED, ending) == HandedBack("call_uncertain")
 
     # H6, F27: the last attempt hands nothing back
     @each("status", EVERY)
-    def test_that_nobody_is_left_to_repeat_is_in_doubt(self, status):
+    def test_exhausted_attempts_become_unknown(self, status):
         ending = ended(status, progress=replace(REPEATABLE, exhausted=True))
         assert settled(PHASED, ending) == Doubtful("attempts_exhausted")
         ending = ended(status, progress=replace(OPEN, exhausted=True))
@@ -227,7 +227,7 @@ class TestPhased:
     @each("status", SUCCESSES + STORABLE)
     @each("raised", [False, True])
     @each("progress", [Progress(), BEGUN, replace(BEGUN, exhausted=True)])
-    def test_a_final_answer_is_stored(self, status, raised, progress):
+    def test_final_response_is_stored(self, status, raised, progress):
         decision = decide(PHASED, Policy(), ended(status, raised=raised, progress=progress))
         assert isinstance(decision.settlement, Completed)
         assert decision.settlement.outcome is (Outcome.SUCCESS if status < 400 else Outcome.FAILURE)
@@ -241,13 +241,13 @@ class TestPhased:
         assert settled(PHASED, ending) == HandedBack(f"status_{status}", resume_after=7)
 
     @pytest.mark.parametrize("status", NO_ANSWER)
-    def test_no_answer_is_handed_back(self, status):
+    def test_missing_response_is_handed_back_for_resume(self, status):
         assert settled(PHASED, ended(status, raised=True, progress=BEGUN)) == HandedBack("handler_raised")
         assert settled(PHASED, ended(status, progress=BEGUN)) == HandedBack("response_incomplete")
 
     # R100, R102
     @each("status", STORABLE + FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
-    def test_not_executed_goes_on_after_what_was_executed(self, status):
+    def test_not_executed_after_finished_steps_is_resumed(self, status):
         ending = ended(status, raised=True, not_executed=True, progress=BEGUN)
         assert settled(PHASED, ending) == HandedBack("not_executed")
 
@@ -262,13 +262,13 @@ class TestPhased:
     # H6, F27
     @each("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
     @each("not_executed", [False, True])
-    def test_the_last_attempt_is_a_persons(self, status, not_executed):
+    def test_failure_of_the_last_attempt_becomes_unknown(self, status, not_executed):
         ending = ended(status, not_executed=not_executed, progress=replace(BEGUN, exhausted=True))
         assert settled(PHASED, ending) == Doubtful("attempts_exhausted")
 
     # X13: what a phase that raised has written is rolled back, so a success would be said of nothing
     @pytest.mark.parametrize("status", SUCCESSES)
-    def test_a_success_that_a_phase_raised_is_handed_back(self, status):
+    def test_rolled_back_success_is_handed_back(self, status):
         ending = ended(status, raised=True, progress=replace(BEGUN, undone=True))
         assert settled(PHASED, ending) == HandedBack("success_rolled_back")
         assert settled(PHASED, replace(ending, progress=Progress(undone=True))) == Retryable("success_rolled_back")
@@ -277,13 +277,13 @@ class TestPhased:
     @each("status", EVERY)
     @each("progress", [Progress(), BEGUN, OPEN, REPEATABLE])
     @each("parked", ["replay_diverged", "result_not_storable"])
-    def test_what_is_parked_says_why(self, status, progress, parked):
+    def test_parked_handler_becomes_unknown_with_its_reason(self, status, progress, parked):
         ending = ended(status, progress=replace(progress, parked=parked))
         assert settled(PHASED, ending) == Doubtful(parked)
 
     # F5, R73: a login that ran out between two attempts must not become the answer of a charge that was made
     @each("status", EVERY)
-    def test_a_resumed_run_that_never_entered_its_handler_answers_nothing(self, status):
+    def test_resumed_run_that_never_entered_the_handler_stores_nothing(self, status):
         ending = ended(status, entered=False, progress=BEGUN)
         assert settled(PHASED, ending) == HandedBack("not_entered")
         ending = ended(status, entered=False, progress=replace(BEGUN, exhausted=True))
@@ -299,7 +299,7 @@ class TestOutbox:
         assert decision == Decision(Deferred(A, ACCEPTED), Business.COMMIT)
 
     @pytest.mark.parametrize("body", [b"", b"null", None, b"x" * 9])
-    def test_what_is_empty_or_too_long_is_not_stored_for_the_202(self, body):
+    def test_empty_or_oversized_body_is_not_stored_for_the_202(self, body):
         ending = replace(ended(202, deferred=(A,)), body=body)
         assert settled(OUTBOX, ending, Policy(max_response_bytes=8)) == Deferred(A)
 
@@ -307,7 +307,7 @@ class TestOutbox:
     @each("status", SUCCESSES)
     @each("deferred", [(), (A,)])
     @each("undone", [{"raised": True}, {"rolled_back": True}, {"rolled_back": True, "kept": True}])
-    def test_a_success_that_was_undone_defers_nothing(self, status, deferred, undone):
+    def test_rolled_back_success_defers_nothing(self, status, deferred, undone):
         decision = decide(OUTBOX, Policy(), ended(status, deferred=deferred, **undone))
         assert decision == Decision(Retryable("success_rolled_back"), Business.ROLLBACK)
 
@@ -317,19 +317,19 @@ class TestOutbox:
 
     @each("status", SUCCESSES)
     @each("deferred", [(), (A, B)])
-    def test_none_or_two_leave_nothing_behind(self, status, deferred):
+    def test_zero_or_two_deferred_calls_roll_back(self, status, deferred):
         decision = decide(OUTBOX, Policy(), ended(status, deferred=deferred))
         assert decision.settlement == Retryable("not_deferred_once")
         assert decision.business is Business.ROLLBACK
 
     # The handler said no before a worker had to: its answer is final, and no parcel goes with it
     @each("status", STORABLE)
-    def test_a_final_no_needs_no_parcel(self, status):
+    def test_final_failure_needs_no_deferred_call(self, status):
         assert isinstance(settled(OUTBOX, ended(status)), Completed)
 
     @each("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
     @each("deferred", [(), (A,), (A, B)])
-    def test_a_failure_takes_its_parcels_along(self, status, deferred):
+    def test_retryable_failure_rolls_back_deferred_calls(self, status, deferred):
         decision = decide(OUTBOX, Policy(), ended(status, deferred=deferred))
         assert isinstance(decision.settlement, Retryable)
         assert decision.business is Business.ROLLBACK
@@ -371,22 +371,22 @@ class TestLocalOrBeforeTheDefer:
         assert decision.business is Business.ROLLBACK
 
     @pytest.mark.parametrize("status", NO_ANSWER)
-    def test_no_answer_leaves_nothing_behind(self, effects, status):
+    def test_missing_response_is_retryable(self, effects, status):
         assert settled(effects, ended(status, raised=True)) == Retryable("handler_raised")
         assert settled(effects, ended(status)) == Retryable("response_incomplete")
 
     @each("status", STORABLE)
-    def test_the_handler_may_keep_what_it_wrote_before_it_raised(self, effects, status):
+    def test_handler_may_keep_its_rows_although_it_raised(self, effects, status):
         assert rows(effects, ended(status, raised=True, kept=True)) is Business.COMMIT
 
     # L6: rows without a record would be written again by the retry
     @each("status", FORBIDDEN + SERVER_ERRORS + NO_ANSWER)
-    def test_nothing_is_kept_without_a_record(self, effects, status):
+    def test_rows_are_not_kept_without_a_record(self, effects, status):
         assert rows(effects, ended(status, raised=True, kept=True)) is Business.ROLLBACK
 
     @each("status", STORABLE)
     @each("kept", [False, True])
-    def test_the_handler_may_roll_back_and_still_answer(self, effects, status, kept):
+    def test_handler_may_roll_back_and_return_a_response(self, effects, status, kept):
         decision = decide(effects, Policy(), ended(status, rolled_back=True, kept=kept))
         assert isinstance(decision.settlement, Completed)
         assert decision.business is Business.ROLLBACK
@@ -411,9 +411,7 @@ class TestLocal:
     @each("raised", [False, True])
     @each("kept", [False, True])
     @each("rolled_back", [False, True])
-    def test_success_is_stored_with_its_rows_or_because_the_handler_gave_them_up(
-        self, status, raised, kept, rolled_back
-    ):
+    def test_success_is_stored_unless_it_was_raised_without_kept_rows(self, status, raised, kept, rolled_back):
         decision = decide(LOCAL, Policy(), ended(status, raised=raised, kept=kept, rolled_back=rolled_back))
         if raised and not (kept or rolled_back):
             # X13: a raised success has no rows, and nobody said that it needs none
@@ -442,7 +440,7 @@ class TestSent:
     # P4, R91
     @each("status", STORABLE)
     @each("raised", [False, True])
-    def test_a_final_no_is_stored(self, effects, status, raised):
+    def test_final_failure_is_stored(self, effects, status, raised):
         settlement = settled(effects, ended(status, raised=raised))
         assert isinstance(settlement, Completed)
         assert (settlement.response.status, settlement.outcome) == (status, Outcome.FAILURE)
@@ -450,12 +448,12 @@ class TestSent:
     # F5, R101, R108: 429 may come from the second provider, after the first was charged
     @each("status", FORBIDDEN + SERVER_ERRORS)
     @each("raised", [False, True])
-    def test_anything_else_is_in_doubt(self, effects, status, raised):
+    def test_other_statuses_become_unknown(self, effects, status, raised):
         assert settled(effects, ended(status, raised=raised)) == Doubtful(f"status_{status}")
 
     # R101
     @pytest.mark.parametrize("status", NO_ANSWER)
-    def test_no_answer_is_in_doubt(self, effects, status):
+    def test_missing_response_becomes_unknown(self, effects, status):
         assert settled(effects, ended(status, raised=True)) == Doubtful("handler_raised")
         assert settled(effects, ended(status)) == Doubtful("response_incomplete")
 
@@ -488,10 +486,10 @@ class TestOn5xx:
 
     # R113, R105: what is never stored stays so, and bytes that are not there cannot be
     @pytest.mark.parametrize("status", FORBIDDEN + NO_ANSWER)
-    def test_store_keeps_nothing_else(self, status):
+    def test_store_setting_stores_no_other_status(self, status):
         assert isinstance(settled(INLINE, ended(status), Policy(on_5xx=On5xx.STORE)), Doubtful)
 
-    def test_store_does_not_outrule_a_proof(self):
+    def test_store_setting_does_not_override_not_executed(self):
         policy = Policy(on_5xx=On5xx.STORE)
         assert settled(INLINE, ended(503, not_executed=True), policy) == Retryable("not_executed")
 
@@ -503,12 +501,12 @@ class TestOn5xx:
 
     @each("on_5xx", On5xx)
     @each("status", SUCCESSES + STORABLE)
-    def test_says_nothing_about_other_answers(self, on_5xx, status):
+    def test_does_not_affect_other_statuses(self, on_5xx, status):
         assert isinstance(settled(INLINE, ended(status), Policy(on_5xx=on_5xx)), Completed)
 
     # F7: phased handlers refuse the knob at enrolment; here it has no effect
     @pytest.mark.parametrize("on_5xx", On5xx)
-    def test_has_no_say_in_a_phased_handler(self, on_5xx):
+    def test_does_not_affect_phased_handlers(self, on_5xx):
         assert settled(PHASED, ended(500, progress=BEGUN), Policy(on_5xx=on_5xx)) == HandedBack("status_500")
 
 
@@ -539,7 +537,7 @@ def test_never_stored_statuses_are_these():
         (ended(None), Reading.INCOMPLETE),
     ],
 )
-def test_readings(ending, reading):
+def test_endings_of_a_phased_handler_are_classified(ending, reading):
     assert read(PHASED, ending, Policy()) is reading
 
 
@@ -553,7 +551,7 @@ def test_readings(ending, reading):
         (ended(404, deferred=(A,)), Reading.DECLINED),
     ],
 )
-def test_readings_of_an_outbox_handler(ending, reading):
+def test_endings_of_an_outbox_handler_are_classified(ending, reading):
     assert read(OUTBOX, ending, Policy()) is reading
 
 
@@ -568,7 +566,7 @@ class TestLastError:
         "text",
         ["card 4242 declined", "KeyError: 'alice@example.com'", "", "a" * 65, "Timeout", "x\ny", "1st"],
     )
-    def test_a_text_is_not(self, text):
+    def test_free_text_is_not_recorded_as_error_code(self, text):
         assert settled(INLINE, ended(None, raised=True, error=text)) == Doubtful("handler_raised")
 
 
@@ -609,13 +607,13 @@ class TestKeptHeaders:
             b"Idempotency-Key",
         ],
     )
-    def test_never(self, name):
+    def test_excluded_headers_are_never_stored(self, name):
         assert kept_headers(((name, b"x"), (b"etag", b"y")), Policy()) == ((b"etag", b"y"),)
 
     # A body in an encoding cannot be read without it, whatever the allow-list says
     @pytest.mark.parametrize("allowed", [(), ("etag",)])
     @pytest.mark.parametrize("name", [b"Content-Encoding", b"Content-Type", b"Location"])
-    def test_always(self, allowed, name):
+    def test_configured_headers_are_stored(self, allowed, name):
         policy = Policy(replay_headers=allowed)
         assert kept_headers(((name, b"x"), (b"vary", b"y")), policy) == ((name.lower(), b"x"),)
 
@@ -625,7 +623,7 @@ class TestKeptHeaders:
         assert kept_headers(headers, policy) == ((b"link", b"<a>"), (b"link", b"<b>"))
 
     # RFC 9110, 7.6.1
-    def test_what_the_response_calls_hop_by_hop(self):
+    def test_headers_listed_in_connection_are_not_stored(self):
         policy = Policy(replay_headers=("x-node", "x-total"))
         headers = ((b"Connection", b"close, X-Node"), (b"X-Node", b"a"), (b"X-Total", b"9"))
         assert kept_headers(headers, policy) == ((b"x-total", b"9"),)
@@ -633,12 +631,12 @@ class TestKeptHeaders:
 
 class TestStoredResponse:
     # R87, R89, R92
-    def test_is_the_answer_byte_for_byte(self):
+    def test_stores_the_response_body_byte_for_byte(self):
         body = b'{"b":1e2,"a":"\\u0000"}\xff'
         stored = stored_response(ended(201, body=body), Policy())
         assert stored == StoredResponse(201, ((b"content-type", b"application/json"),), body, schema_version=1)
 
-    def test_an_empty_body_is_a_body(self):
+    def test_empty_body_is_stored_as_empty_body(self):
         assert stored_response(ended(204, body=b""), Policy()).body == b""
 
     # A4, F42, R97: done stays done; it is only not kept
@@ -659,7 +657,7 @@ class TestStoredResponse:
             assert decision.settlement == Completed(tombstone, Outcome.SUCCESS)
             assert decision.business is Business.COMMIT
 
-    def test_the_cap_itself_is_kept(self):
+    def test_body_at_the_size_limit_is_stored(self):
         body = b"x" * 10
         assert stored_response(ended(200, body=body), Policy(max_response_bytes=10)).body == body
 

@@ -139,17 +139,17 @@ def test_anything_else_is_another_request(other):  # R26, R37, R39; peers 23
         (Request("POST", "/\ud800", b"", None, b""), Request("POST", "/?", b"", None, b"")),
     ],
 )
-def test_parts_never_flow_into_each_other(one, other):  # R36; peers 32
+def test_adjacent_request_parts_cannot_collide(one, other):  # R36; peers 32
     assert fingerprint(one) != fingerprint(other)
 
 
-def test_a_value_with_a_delimiter_stays_where_it_is():  # R36
+def test_delimiters_inside_values_cannot_cause_collisions():  # R36
     assert of(b'{"a":"x|y","b":"z"}') != of(b'{"a":"x","b":"y|z"}')
     assert of(b"a=x&b=y", FORM) != of(b"a=x%26b%3Dy", FORM)
     assert of(b"a=1%3A2&b=", FORM) != of(b"a=1&b=%3A2", FORM)
 
 
-def test_the_amount_of_a_peers_bug():  # R40; peers 28
+def test_integers_beyond_double_precision_stay_distinct():  # R40; peers 28
     assert of(b'{"n":9007199254740992}') != of(b'{"n":9007199254740993}')
     assert of(b'{"n":9007199254740992.0}') != of(b'{"n":9007199254740993.0}')
 
@@ -205,7 +205,7 @@ def test_an_empty_body_is_empty_whatever_its_media_type():  # R41
         assert of(body, content_type) != nothing
 
 
-def test_other_bodies_are_their_bytes_and_their_media_type():  # R41
+def test_other_bodies_are_compared_by_bytes_and_media_type():  # R41
     image = of(b"\x89PNG\x00", b"image/png")
     assert of(b"\x89PNG\x00", b"IMAGE/PNG") == image
     assert of(b"\x89PNG\x01", b"image/png") != image
@@ -216,7 +216,7 @@ def test_other_bodies_are_their_bytes_and_their_media_type():  # R41
     assert of(b'{"a":1,"b":2}', b"text/plain") != of(b'{"b":2,"a":1}', b"text/plain")
 
 
-def test_a_media_type_that_is_none_counts_byte_for_byte():  # R41
+def test_invalid_media_type_is_compared_byte_for_byte():  # R41
     assert of(b"x", b"json") != of(b"x", b"JSON")
     assert of(b"x", b"10:text/plain7:charset6:latin1") != of(b"x", b"text/plain;charset=latin1")
     assert of(b"x", b"") == of(b"x", None)
@@ -234,7 +234,7 @@ def test_a_media_type_that_is_none_counts_byte_for_byte():  # R41
         (b"a=b=c", b"a=b%3Dc"),
     ],
 )
-def test_spellings_of_one_form(one, other):  # R34, R41
+def test_equivalent_form_spellings_have_one_fingerprint(one, other):  # R34, R41
     assert of(one, FORM) == of(other, FORM + b"; charset=UTF-8")
 
 
@@ -301,7 +301,7 @@ def test_parts_in_another_order_are_another_request():  # R41
 
 
 @pytest.mark.parametrize("body", [b"no parts", b"--b\r\n\r\nx", b"pre\r\n--b\r\n\r\nx\r\n--b--", b"--b\n\nx\n--b--"])
-def test_a_multipart_body_that_is_none_is_its_bytes(body):  # R41
+def test_invalid_multipart_body_is_compared_as_bytes(body):  # R41
     content_type = b"multipart/form-data;boundary=b"
     assert of(body, content_type) == of(body, content_type)
     assert of(body, content_type) != of(body + b"!", content_type)
@@ -401,7 +401,7 @@ def test_a_field_of_a_form_and_of_a_multipart_body():  # R39
     assert form(b"1", b"x") != form(b"1", b"y")
 
 
-def test_a_selection_leaves_other_bodies_whole():  # R39
+def test_selection_does_not_apply_to_binary_bodies():  # R39
     selection = Selection(include=("a",))
     assert of(b"bytes", b"image/png", selection=selection) == of(b"bytes", b"image/png")
 
@@ -409,7 +409,7 @@ def test_a_selection_leaves_other_bodies_whole():  # R39
 # --------------------------------------------------------------------------------------- the custom extractor
 
 
-def test_a_route_may_choose_what_counts():  # R39
+def test_route_can_choose_the_fingerprinted_value():  # R39
     def chosen(value: object, method: str = "POST", path: str = "/orders", **settings: object) -> str:
         return Fingerprints(**settings).of_chosen(value, method=method, path=path)
 
@@ -425,7 +425,7 @@ def test_a_route_may_choose_what_counts():  # R39
     assert chosen(b"{}") != chosen({})
 
 
-def test_what_a_route_chose_is_never_taken_for_a_body():  # R36, R39
+def test_value_chosen_by_a_route_never_collides_with_a_body():  # R36, R39
     chosen = Fingerprints().of_chosen(b"empty", method="POST", path="/a")
     assert chosen != fingerprint(Request("POST", "/a", b"chosen bytes", None, b""))
     nothing = Fingerprints().of_chosen({}, method="POST", path="/a")
@@ -456,7 +456,7 @@ def test_fingerprints_are_compared_whole():  # R42
     assert not same("\u00e9", "e")
 
 
-def test_the_comparison_takes_the_same_time_wherever_they_differ(monkeypatch):  # R42
+def test_fingerprint_comparison_uses_constant_time(monkeypatch):  # R42
     seen: list[tuple[bytes, bytes]] = []
 
     def spy(a: bytes, b: bytes) -> bool:

@@ -142,7 +142,7 @@ def test_different_values_stay_different(one, other):  # R35, R36, R40
     assert canonical_json(one) != canonical_json(other)
 
 
-def test_a_double_that_is_printed_in_full_is_as_the_vectors_say():  # R35
+def test_doubles_with_17_digits_match_the_vectors():  # R35
     assert canonical_json(b"0.30000000000000004") == b"0.30000000000000004"
     assert canonical_json(b"333333333.3333333") == b"333333333.3333333"
 
@@ -200,7 +200,7 @@ def test_exact_numbers_use_the_layout_of_doubles():  # R40
         (b'["\\ud800",1e-9]', "half of a surrogate pair"),
     ],
 )
-def test_a_body_without_a_canonical_form_is_refused_with_a_sentence(body, says):  # R40
+def test_body_without_canonical_form_is_rejected_with_a_reason(body, says):  # R40
     with pytest.raises(BodyInvalidError, match=says) as caught:
         canonical_json(body)
     sentence = str(caught.value)
@@ -269,7 +269,7 @@ def test_the_depth_is_a_setting_and_the_same_everywhere():  # R40
             serialize(json.loads(body), max_depth=0)
 
 
-def test_even_a_reckless_depth_is_no_recursion_error():  # R40
+def test_extreme_max_depth_causes_no_recursion_error():  # R40
     with pytest.raises(BodyInvalidError, match="nested too deeply"):
         canonical_json(b"[" * 200_000 + b"]" * 200_000, max_depth=1_000_000)
     nested: list[object] = []
@@ -320,7 +320,7 @@ class Colour(IntEnum):
     RED = 1
 
 
-def test_what_a_route_chose_may_hold_mappings_tuples_and_enums():  # R39
+def test_chosen_value_may_contain_mappings_tuples_and_enums():  # R39
     value = MappingProxyType({"b": (1, 2.0), "a": {"x": None, "y": True}, "c": Colour.RED, "d": HeavyName("z")})
     assert serialize(value) == b'{"a":{"x":null,"y":true},"b":[1,2],"c":1,"d":"z"}'
 
@@ -333,7 +333,7 @@ class HeavyName(str):
     ("value", "named"),
     [(Decimal(1), "Decimal"), ({1, 2}, "set"), (b"x", "bytes"), ({"a": [object()]}, "object")],
 )
-def test_what_json_does_not_have_is_a_mistake_of_the_route(value, named):  # R39
+def test_chosen_value_of_a_non_json_type_is_rejected(value, named):  # R39
     with pytest.raises(ConfigurationError, match=f"type {named}"):
         serialize(value)
 
@@ -428,7 +428,7 @@ def spelling_of(value: object) -> st.SearchStrategy[str]:
 
 @stable
 @given(values)
-def test_the_canonical_form_means_the_same(value):  # R34
+def test_canonical_form_preserves_the_value(value):  # R34
     read = json.loads(serialize(value), parse_float=Decimal, parse_int=Decimal)
     assert as_decimals(read) == exactly(value)
 

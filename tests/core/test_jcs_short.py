@@ -74,7 +74,7 @@ def test_twenty_thousand_texts_are_the_same_either_way(exactly):  # R34, R35, R4
         b"12",
     ],
 )
-def test_an_ordinary_body_goes_the_short_way(body, exactly):
+def test_ordinary_body_uses_the_fast_path(body, exactly):
     assert canonical_json(body) == exact(body)
     assert exactly == []
 
@@ -106,12 +106,12 @@ def test_an_ordinary_body_goes_the_short_way(body, exactly):
         b'"' + b"[" * 101 + b'"',
     ],
 )
-def test_what_the_short_way_cannot_prove_the_exact_way_judges(body, exactly):  # R40
+def test_unproven_body_falls_back_to_the_exact_path(body, exactly):  # R40
     assert said(body) == exact(body)
     assert exactly == [body]
 
 
-def test_sixteen_digits_are_too_long_only_where_they_are_refused(exactly):
+def test_sixteen_digits_use_the_exact_path_only_when_rejected(exactly):
     body = b"[9007199254740993]"
     assert canonical_json(body) == body
     assert exactly == []
@@ -119,7 +119,7 @@ def test_sixteen_digits_are_too_long_only_where_they_are_refused(exactly):
     assert exactly == [body]
 
 
-def test_a_deep_stack_gets_the_exact_ways_answer(monkeypatch):
+def test_recursion_error_falls_back_to_the_exact_path(monkeypatch):
     """A parser that runs out of stack is no answer; the exact way has a sentence for it."""
 
     def exhausted(*_):

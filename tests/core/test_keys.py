@@ -73,7 +73,7 @@ def test_keys_that_vendors_document_are_taken_bare(value):  # R4, R5
     assert parse_key([value.encode()]) == value
 
 
-def test_no_field_is_no_key():  # R2, R12
+def test_missing_header_yields_no_key():  # R2, R12
     assert parse_key([]) is None
     assert parse_key((), syntax=HeaderSyntax.STRICT, key_format=KeyFormat.UUID) is None
 
@@ -161,11 +161,11 @@ def test_a_comma_inside_a_string_is_part_of_the_key():  # R6
     ],
 )
 @each("syntax", HeaderSyntax)
-def test_what_is_neither_spelling_is_malformed(line, syntax):  # R6, R196
+def test_value_of_neither_spelling_is_malformed(line, syntax):  # R6, R196
     refused(line, syntax=syntax)
 
 
-def test_the_length_has_two_ends():  # R8, R9
+def test_key_length_has_default_limits():  # R8, R9
     for quote in ("", '"'):
         assert parse_key([f"{quote}{'k' * 255}{quote}".encode()]) == "k" * 255
         assert parse_key([f"{quote}{'k' * 16}{quote}".encode()]) == "k" * 16
@@ -179,12 +179,12 @@ def test_the_length_is_that_of_the_decoded_value():  # R8
     assert parse_key([b'"' + b"k" * 255 + b'";a=' + b"1" * 15]) == "k" * 255
 
 
-def test_spaces_around_it_do_not_make_a_short_key_long():  # R9
+def test_padding_spaces_do_not_count_towards_the_minimum_length():  # R9
     assert "at least" in refused(b'"' + b" " * 20 + b"short" + b" " * 20 + b'"')
     assert "at most" in refused(b'"' + b"k" * 16 + b" " * 240 + b'"')
 
 
-def test_both_ends_are_settings():  # R8, R9, C2
+def test_key_length_limits_are_configurable():  # R8, R9, C2
     assert parse_key([b"k"], min_length=1) == "k"
     assert parse_key([b"k" * 100], max_length=100) == "k" * 100
     assert "at most 100" in refused(b"k" * 101, max_length=100)
@@ -219,7 +219,7 @@ def test_a_uuid_with_spaces_inside_the_quotes_is_not_one():  # R3, R4
     assert "not a UUID" in refused(f'" {DIGIT_FIRST}"'.encode(), key_format=KeyFormat.UUID)
 
 
-def test_a_malformed_key_is_a_malformed_request():
+def test_malformed_key_raises_malformed_error():
     with pytest.raises(MalformedError):
         parse_key([b"short"])
 
@@ -232,7 +232,7 @@ bare_keys = st.from_regex(r"[A-Za-z0-9._~/+=-][A-Za-z0-9._~:/+=@-]{15,60}", full
 
 @thorough
 @given(st.binary(max_size=40) | printable.map(str.encode), st.sampled_from(HeaderSyntax))
-def test_any_bytes_are_a_key_or_a_sentence(line, syntax):  # R6, R10, R196
+def test_arbitrary_bytes_are_parsed_or_rejected(line, syntax):  # R6, R10, R196
     try:
         key = parse_key([line], syntax=syntax, min_length=1)
     except KeyMalformedError:
@@ -251,7 +251,7 @@ def test_any_bare_key_equals_its_quoted_spelling(key):  # R5
 
 @thorough
 @given(printable)
-def test_whatever_the_reference_parser_calls_a_string_is_that_key(key):  # R6
+def test_quoted_strings_match_the_reference_parser(key):  # R6
     field = http_sf.ser(key).encode()
     value, _ = http_sf.parse(field, tltype="item")
     if value.strip(" "):
@@ -262,7 +262,7 @@ def test_whatever_the_reference_parser_calls_a_string_is_that_key(key):  # R6
 
 @stable
 @given(st.from_regex(r"[a-z0-9]{24}", fullmatch=True), st.data())
-def test_no_sentence_gives_the_key_away(secret, data):  # R195
+def test_error_messages_do_not_reveal_the_key(secret, data):  # R195
     spoiled = data.draw(
         st.sampled_from(
             [
@@ -284,7 +284,7 @@ def test_no_sentence_gives_the_key_away(secret, data):  # R195
     assert secret not in refused(secret.encode(), secret.encode())
 
 
-def test_no_chained_error_gives_the_key_away_either():  # R195
+def test_chained_errors_do_not_reveal_the_key():  # R195
     with pytest.raises(KeyMalformedError) as caught:
         parse_key([b'"open-8e03978e-40d5'])
     assert caught.value.__cause__ is None
@@ -347,7 +347,7 @@ def _slowly_personal(key: str) -> bool:
     )
 
 
-def test_no_short_cut_overlooks_anything():  # R18
+def test_personal_data_fast_path_matches_the_slow_check():  # R18
     found = 0
     for line in islice(golden_keys(77), 6_000):
         key = line.decode()
@@ -361,7 +361,7 @@ _PIECES = ["5", "55", "555", "1234", "-", " ", ".", "(", ")", "+", "+1", "@", "%
 
 @thorough
 @given(st.lists(st.sampled_from(_PIECES), max_size=14).map("".join))
-def test_no_short_cut_overlooks_what_is_put_together(key):  # R18
+def test_personal_data_fast_path_handles_composed_keys(key):  # R18
     assert looks_personal(key) == _slowly_personal(key)
 
 
@@ -505,7 +505,7 @@ def test_well_formed_parameters_are_accepted_and_ignored(parameters):  # R6
         "\n",
     ],
 )
-def test_what_is_not_a_parameter_is_refused(rest):  # R6, R7
+def test_malformed_parameters_are_rejected(rest):  # R6, R7
     field = f'"the key"{rest}'.encode()
     with pytest.raises(NotAStringItemError):
         parse_string_item(field)
@@ -577,7 +577,7 @@ def test_we_and_the_reference_parser_agree(field):  # R6
 
 @thorough
 @given(keys, st.integers(0, 3), st.integers(0, 3))
-def test_every_string_comes_back(key, before, after):  # R6
+def test_every_string_item_round_trips(key, before, after):  # R6
     field = " " * before + http_sf.ser(key) + " " * after
     assert parse_string_item(field.encode()) == key
 

@@ -28,11 +28,11 @@ def test_is_the_same_in_every_process():  # L1
 @pytest.mark.parametrize(
     "other", [{"schema": "other"}, {"scope": "shop|t2"}, {"key": "order-2"}, {"secret": None}, {"secret": b"another"}]
 )
-def test_every_part_counts(other):  # L1
+def test_every_part_changes_the_lock_number(other):  # L1
     assert number(**other) != number()
 
 
-def test_no_two_names_run_together():  # F19
+def test_adjacent_name_parts_do_not_collide():  # F19
     """Parts are framed: moving a letter from one to the next is another name."""
     texts = ("", "a", "b", "ab", "aa", "a|b", "1:a", "\x00", "a\x00")
     numbers = [number(*parts) for parts in product(texts, repeat=3)]
@@ -48,11 +48,11 @@ def test_fits_a_signed_bigint_and_uses_all_of_it():  # F19
 
 
 @pytest.mark.parametrize("secret", [b"x", b"x" * 64, b"x" * 65, b"x" * 1000])
-def test_a_secret_of_any_length_will_do(secret):
+def test_secret_of_any_length_changes_the_number(secret):
     assert number(secret=secret) != number(secret=secret + b"y")
 
 
-def test_text_beyond_ascii_is_a_name_too():
+def test_non_ascii_keys_have_distinct_numbers():
     assert number(key="ключ") != number(key="clé")
 
 
@@ -60,7 +60,7 @@ def lock(mark="v1:sha256:aa", schema="oncekey", scope="shop|t1", key="order-1", 
     return LockNumbers(schema, secret).of(RecordId(scope, key), mark)
 
 
-def test_a_requests_lock_is_the_keys_and_its_mark_the_requests():  # R38
+def test_lock_depends_on_key_and_mark_on_fingerprint():  # R38
     """Published like the number: a mark that another version reads otherwise would be another request's."""
     assert lock(secret=None) == Lock(PUBLISHED, *PUBLISHED_MARKS)
     one, other = lock(), lock("v1:sha256:ab")
@@ -71,7 +71,9 @@ def test_a_requests_lock_is_the_keys_and_its_mark_the_requests():  # R38
 @pytest.mark.parametrize(
     "other", [{"schema": "other"}, {"scope": "shop|t2"}, {"key": "order-2"}, {"secret": None}, {"secret": b"another"}]
 )
-def test_a_familys_bits_are_its_own(other):  # R38: two keys whose numbers collide do not take each other's marks
+def test_each_lock_family_has_separate_bits(
+    other,
+):  # R38: two keys whose numbers collide do not take each other's marks
     assert lock(**other).family != lock().family
     assert lock(**other).mark != lock().mark
     assert lock().family not in {lock().number >> 32, lock().number & 0xFFFFFFFF, lock().mark}

@@ -37,7 +37,7 @@ def replayed(*steps: tuple[str, EntryKind], stored=STORED) -> Script:
 class TestScript:
     """H4: same names, same kinds, same order, and all of them."""
 
-    def test_stored_steps_are_answered_in_order_and_the_next_is_new(self):
+    def test_stored_steps_are_returned_in_order(self):
         script = Script(STORED)
         assert script.ask("order", PHASE) == ORDER
         assert script.ask("charge", CALL) == CHARGE
@@ -46,7 +46,7 @@ class TestScript:
         assert script.used_up
         assert script.ask("ship", CALL) is None
 
-    def test_what_is_new_is_learned_and_not_asked_for_again(self):
+    def test_learned_steps_are_appended_to_the_memo(self):
         script = Script()
         assert script.ask("order", PHASE) is None
         script.learn(ORDER)
@@ -77,7 +77,7 @@ class TestScript:
         assert repr(STORED[len(before)].name) in str(diverged.value)
 
     @pytest.mark.parametrize("asked", range(len(STORED)))
-    def test_a_handler_that_ends_too_early_has_not_used_everything(self, asked):  # F25: N-1 code
+    def test_handler_that_ends_early_leaves_steps_unused(self, asked):  # F25: N-1 code
         script = replayed(*((entry.name, entry.kind) for entry in STORED[:asked]))
         assert not script.used_up
 
@@ -93,12 +93,12 @@ class TestScript:
             script.ask("charge", kind)
 
     @pytest.mark.parametrize("name", [STARTED, FINISHED])
-    def test_where_records_begin_and_end_are_no_steps(self, name):  # R114
+    def test_reserved_step_names_are_rejected(self, name):  # R114
         with pytest.raises(ConfigurationError, match="another name"):
             Script().ask(name, PHASE)
 
     @pytest.mark.parametrize("name", ["", "x" * (LONGEST_NAME + 1)])
-    def test_a_name_has_a_length(self, name):  # R118
+    def test_step_name_length_is_limited(self, name):  # R118
         with pytest.raises(ConfigurationError, match="1 to 100"):
             Script().ask(name, PHASE)
         assert Script().ask("x" * LONGEST_NAME, PHASE) is None
@@ -155,7 +155,7 @@ class TestCodec:
     """H1: what comes back is what was given, in value and in type, on the first run and on every other."""
 
     @each("value", SAME)
-    def test_a_value_comes_back_as_it_was(self, value):  # F26
+    def test_value_round_trips_with_its_type(self, value):  # F26
         there = decode(encode(value, LIMIT))
         assert there == value
         assert type(there) is type(value)
@@ -177,12 +177,12 @@ class TestCodec:
             (EntryKind.CALL, "call"),
         ],
     )
-    def test_what_is_like_plain_data_becomes_plain_data(self, value, there):  # H1
+    def test_similar_types_become_plain_data(self, value, there):  # H1
         assert decode(encode(value, LIMIT)) == there
         assert type(decode(encode(value, LIMIT))) is type(there)
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), [float("nan")], {"a": float("inf")}])
-    def test_what_is_no_number_is_refused(self, value):  # F26
+    def test_non_finite_number_is_rejected(self, value):  # F26
         with pytest.raises(ResultNotStorableError):
             encode(value, LIMIT)
 
@@ -190,11 +190,11 @@ class TestCodec:
         "value",
         [object(), {1: "a"}, {None: 1}, {"a": {2}}, frozenset(), 1j, range(3), [object()], ValueError("x"), "\ud800"],
     )
-    def test_what_has_no_stored_form_is_refused(self, value):  # F26
+    def test_unsupported_type_is_rejected(self, value):  # F26
         with pytest.raises(ResultNotStorableError, match="cannot be stored"):
             encode(value, LIMIT)
 
-    def test_what_contains_itself_is_refused(self):
+    def test_self_referencing_value_is_rejected(self):
         value: list[object] = []
         value.append(value)
         with pytest.raises(ResultNotStorableError):
@@ -222,10 +222,10 @@ class TestDigest:
         assert len(digest_of(given, LIMIT)) == 32
 
     @pytest.mark.parametrize("other", [{"amount": "9.99"}, {"amount": Decimal("9.990")}, {"amount": 9.99}, {}, None])
-    def test_tells_values_and_types_apart(self, other):
+    def test_digest_distinguishes_values_and_types(self, other):
         assert digest_of({"amount": Decimal("9.99")}, LIMIT) != digest_of(other, LIMIT)
 
-    def test_says_nothing_about_what_it_was_made_of(self):
+    def test_digest_does_not_reveal_its_input(self):
         assert "4242" not in digest_of({"card": "4242"}, LIMIT)
 
 
@@ -233,7 +233,7 @@ class TestRejected:
     """H2: the provider's final no is stored, and told from a result that looks like one."""
 
     @each("value", SAME)
-    def test_keeps_its_value(self, value):
+    def test_rejection_preserves_the_value(self, value):
         entry = MemoEntry("charge", CALL, encode(value, LIMIT))
         no = memo.rejected(entry)
         assert memo.is_rejection(no)

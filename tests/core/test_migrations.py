@@ -37,7 +37,7 @@ def labels(migrations) -> list[str]:
     return [one.label for one in migrations]
 
 
-def test_a_file_says_number_phase_and_name():
+def test_file_name_contains_number_phase_and_name():
     one = Migration.read("0042_post_drop_it.sql", "DROP TABLE x;")
 
     assert (one.number, one.phase, one.name, one.label) == (42, MigrationPhase.POST, "drop_it", "0042_post_drop_it")
@@ -75,14 +75,14 @@ def test_numbers_have_no_gaps_and_no_doubles():
         ((ONE, TWO, THREE, FOUR, migration(5)), [], []),
     ],
 )
-def test_what_is_to_be_run(there, everything, safe_now):
+def test_plan_lists_pending_migrations(there, everything, safe_now):
     there = [applied(one) for one in there]
 
     assert [one.number for one in plan(KNOWN, there)] == everything
     assert [one.number for one in plan(KNOWN, there, only=MigrationPhase.PRE)] == safe_now
 
 
-def test_the_status_has_what_either_side_knows():
+def test_status_lists_known_and_unknown_migrations():
     other = applied(TWO, checksum="0" * 64)
     unknown = applied(migration(7))
 
@@ -111,7 +111,7 @@ def test_the_status_has_what_either_side_knows():
         ([applied(ONE, phase=MigrationPhase.POST), TWO, THREE], "0001_pre_thing is not the one"),
     ],
 )
-def test_with_what_code_may_start(there, sentence):
+def test_code_starts_only_with_compatible_migrations(there, sentence):
     wrong = objection(KNOWN, there)
 
     if sentence is None:
@@ -121,7 +121,7 @@ def test_with_what_code_may_start(there, sentence):
         assert re.search(sentence, wrong)
 
 
-def test_a_store_without_migrations_needs_none():
+def test_store_without_migrations_can_start():
     assert objection((), ()) is None
     assert changed((), ()) is None
 

@@ -24,14 +24,14 @@ def test_a_wait_is_within_the_envelope(failures, chance):
 
 @stable
 @given(FAILURES, st.floats(allow_nan=False), st.one_of(st.none(), st.floats(allow_nan=False)))
-def test_no_chance_and_no_server_makes_a_wait_absurd(failures, chance, asked):
+def test_wait_is_bounded_for_any_jitter_and_retry_after(failures, chance, asked):
     backoff = Backoff()
     assert backoff.floor <= backoff.wait(failures, chance, asked=asked) <= backoff.longest + backoff.base
 
 
 @stable
 @given(FAILURES, CHANCE, st.floats(0, 60))
-def test_a_server_that_named_a_time_is_not_asked_sooner(failures, chance, asked):
+def test_wait_is_at_least_the_retry_after_of_the_server(failures, chance, asked):
     # R222
     assert Backoff().wait(failures, chance, asked=asked) >= asked
 
@@ -46,6 +46,6 @@ def test_full_jitter_reaches_both_ends_and_doubles_up_to_the_cap():
     "wrong",
     [{"floor": 0.0}, {"base": 0.01}, {"cap": 0.1}, {"longest": 1.0}, {"longest": float("inf")}],
 )
-def test_an_envelope_that_is_none_is_refused(wrong):
+def test_invalid_backoff_envelope_is_rejected(wrong):
     with pytest.raises(ConfigurationError, match="floor <= base <= cap <= longest"):
         Backoff(**wrong)

@@ -133,7 +133,7 @@ def test_a_setting_that_nothing_would_read_is_refused_on_a_route(setting, effect
             settings_of(effects, options)
 
 
-def test_the_offered_options_are_those_of_the_scopes():
+def test_typed_options_match_the_setting_scopes():
     offered = {
         Effects.LOCAL: Options,
         Effects.OUTBOX: Options,
@@ -162,7 +162,7 @@ def test_the_offered_options_are_those_of_the_scopes():
         "redis",
     ],
 )
-def test_what_is_fixed_is_no_setting(gone):
+def test_fixed_values_are_not_settings(gone):
     with pytest.raises(ConfigurationError, match=f"{gone} is not a setting"):
         Policy().override(**{gone: "x"})
 
@@ -188,7 +188,7 @@ def test_by_default_no_error_proves_anything(error):
 
 
 @each("name", SPANS)
-def test_a_number_is_seconds(name):
+def test_number_is_taken_as_seconds(name):
     policy = Policy().override(allow_short_ttl=True, **{name: 600})
     assert getattr(policy, name) == timedelta(seconds=600)
     assert getattr(policy.override(**{name: 600.5}), name) == timedelta(seconds=600.5)
@@ -196,7 +196,7 @@ def test_a_number_is_seconds(name):
 
 @each("name", SPANS)
 @each("bad", [0, -1, timedelta(0), "5 min", True, float("nan"), float("inf"), 1e300, [1]])
-def test_a_span_is_longer_than_nothing(name, bad):
+def test_duration_must_be_positive(name, bad):
     with pytest.raises(ConfigurationError, match=rf"^{name}: .* seconds, longer than 0"):
         Policy().override(**{name: bad})
 
@@ -209,7 +209,7 @@ def test_only_an_optional_span_can_be_left_out(name):
 
 
 @pytest.mark.parametrize(("name", "kind"), CHOICES.items())
-def test_a_choice_can_be_named(name, kind):
+def test_choice_can_be_given_by_name(name, kind):
     for member in kind:
         assert getattr(Policy().override(**{name: member.value}), name) is member
 
@@ -280,12 +280,12 @@ def test_a_wrong_value_is_refused_by_name(name, bad):
 
 # R90
 @pytest.mark.parametrize("name", ["Set-Cookie", "Date", "content-length", "Connection", "Transfer-Encoding"])
-def test_what_must_not_be_replayed_cannot_be_configured(name):
+def test_unsafe_replay_headers_are_rejected(name):
     with pytest.raises(ConfigurationError, match=r"^replay_headers: .*set-cookie"):
         Policy(replay_headers=("location", name))
 
 
-def test_values_are_brought_into_one_form():
+def test_header_and_status_lists_are_normalised():
     policy = Policy().override(replay_headers=["X-Total", "ETag"], not_executed_statuses=[503, 429, 503])
     assert policy.replay_headers == ("x-total", "etag")
     assert policy.not_executed_statuses == frozenset({503, 429})
@@ -295,14 +295,14 @@ class TestSecret:
     SECRET = b"a secret of at least 16 bytes"
 
     # R195
-    def test_is_in_no_text(self):
+    def test_secret_is_hidden_in_repr_and_str(self):
         policy = Policy(secret=self.SECRET)
         assert policy.secret == self.SECRET
         assert "a secret" not in repr(policy)
         assert "a secret" not in str(policy)
 
     @pytest.mark.parametrize("bad", [b"short-secret", "a secret of at least 16 bytes"])
-    def test_is_not_shown_when_it_is_refused(self, bad):
+    def test_rejected_secret_is_not_shown(self, bad):
         with pytest.raises(ConfigurationError) as caught:
             Policy().override(secret=bad)
         assert str(caught.value).startswith("secret: not shown is not allowed; allowed is None, or bytes, 16 ")
@@ -330,7 +330,7 @@ class TestTogether:
     @pytest.mark.parametrize(
         "settings", [{"ttl": 3600}, {"min_ttl": 3600}, {"ttl": 3600, "min_ttl": 3600}, {"min_ttl": 172800}]
     )
-    def test_a_short_ttl_needs_a_word(self, settings):
+    def test_short_ttl_requires_allow_short_ttl(self, settings):
         with pytest.raises(ConfigurationError, match="allow_short_ttl=True"):
             Policy().override(**settings)
 
@@ -339,12 +339,12 @@ class TestTogether:
         assert Policy().override(ttl=3600, allow_short_ttl=True).ttl == timedelta(hours=1)
 
     # R157
-    def test_a_long_ttl_needs_none(self):
+    def test_long_ttl_needs_no_confirmation(self):
         assert Policy(ttl=timedelta(days=30)).ttl == timedelta(days=30)
 
 
 class TestOverride:
-    def test_changes_what_it_names_and_nothing_else(self):
+    def test_override_changes_only_the_named_settings(self):
         policy = Policy(flavor=Flavor.STRIPE)
         other = policy.override(lease=60)
         assert (other.lease, other.flavor) == (timedelta(seconds=60), Flavor.STRIPE)
@@ -360,13 +360,13 @@ class TestOverride:
             Policy().override(**{name: 1})
         assert str(caught.value) == f"{name} is not a setting; the closest one is {close}"
 
-    def test_a_policy_is_not_made_with_one_either(self):
+    def test_constructor_rejects_unknown_settings_with_a_suggestion(self):
         with pytest.raises(ConfigurationError) as caught:
             Policy(leas=3)
         assert str(caught.value) == "leas is not a setting; the closest one is lease"
         assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
-    def test_even_a_far_one_gets_a_hint(self):
+    def test_distant_setting_name_still_gets_a_suggestion(self):
         with pytest.raises(ConfigurationError, match=r"^q is not a setting; the closest one is [a-z]"):
             Policy().override(q=1)
 
@@ -390,7 +390,7 @@ class TestStrictness:
             (Effects.INLINE, Recovery.UNKNOWN),
         ],
     )
-    def test_without_a_word_effects_decide(self, effects, recovery):
+    def test_recovery_defaults_to_the_effects(self, effects, recovery):
         assert Policy().recovery_for(effects) is recovery
         Policy().check(effects)
 
@@ -423,7 +423,7 @@ class TestStrictness:
 
     @each(("setting", "value", "effects", "stance"), CELLS)
     @each("promise", [False, True])
-    def test_the_matrix(self, setting, value, effects, stance, promise):
+    def test_each_setting_is_allowed_or_rejected_per_effects(self, setting, value, effects, stance, promise):
         policy = Policy().override(naturally_idempotent=promise, **{setting: value})
         if stance == "a" or (stance == "p" and promise):
             policy.check(effects)
@@ -447,14 +447,14 @@ class TestStrictness:
 
 
 # R9, R230: Stripe's clients choose keys of any length
-def test_the_stripe_flavor_takes_short_keys_unless_it_is_told_otherwise():
+def test_stripe_flavor_allows_short_keys_by_default():
     assert [Policy().shortest_key, Policy(flavor="stripe").shortest_key] == [16, 1]
     assert Policy(flavor="stripe", min_key_length=8).shortest_key == 8
     assert Policy().override(flavor="stripe").shortest_key == 1
 
 
 # R158: every addend has a name of its own
-def test_a_lifetime_is_what_retries_and_recovery_need():
+def test_lifetime_adds_retry_and_recovery_times():
     hours = timedelta(hours=1)
     assert lifetime(retries=12 * hours, recovery=72 * hours) == 84 * hours
     assert lifetime(retries=12 * hours, recovery=72 * hours, audit=24 * hours) == 108 * hours
@@ -462,7 +462,7 @@ def test_a_lifetime_is_what_retries_and_recovery_need():
     assert Policy(ttl=lifetime(retries=48 * hours, recovery=hours)).ttl == 49 * hours
 
 
-def test_a_lifetime_is_made_of_durations():
+def test_lifetime_rejects_negative_durations():
     with pytest.raises(ConfigurationError, match=r"recovery=.* is negative"):
         lifetime(retries=timedelta(hours=1), recovery=timedelta(seconds=-1))
 
@@ -473,7 +473,7 @@ def test_a_policy_can_be_copied():
 
 
 # C21: nothing stands in front of the store by default; a shared memory is sealed, so it needs a secret
-def test_what_may_stand_in_front_of_the_store():
+def test_replay_cache_and_lock_hint_accept_memory_and_urls():
     secret = b"sixteen bytes at least"
     assert Policy(replay_cache=30).replay_cache == Front("memory", 30) == Front("memory", timedelta(seconds=30))
     assert Policy(replay_cache="memory").replay_cache == Front("memory", 60)
@@ -499,7 +499,7 @@ def test_what_may_stand_in_front_of_the_store():
         ({"lock_hint": Front("redis://cache", life=60), "lease": 30, "secret": b"x" * 16}, "longer than lease="),
     ],
 )
-def test_a_front_that_is_none(given, said):
+def test_invalid_front_is_rejected(given, said):
     with pytest.raises(ConfigurationError, match=said):
         Policy(**given)
 
@@ -510,7 +510,7 @@ def test_a_shared_front_has_bounds(wrong):
         Front("redis://cache", **wrong)
 
 
-def test_a_line_of_the_audit_per_record_is_asked_for_by_name():
+def test_audit_each_must_be_given_by_name():
     assert [Policy(audit=lines).audit for lines in (True, False, "each")] == [True, False, "each"]
     for lines in ("all", "no", 1, None):
         with pytest.raises(ConfigurationError, match=r"allowed is True \| False \| each"):

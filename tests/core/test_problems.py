@@ -71,13 +71,13 @@ def test_names_are_fit_for_urls_and_envelopes(code):
 
 
 # A4, R80, R85, R110: what invites a retry says when; nothing else invites one
-def test_where_waiting_helps():
+def test_codes_for_which_waiting_helps():
     waiting = {code for code, problem in PROBLEMS.items() if problem.waiting_helps}
     assert waiting == {Code.IN_PROGRESS, Code.OUTCOME_UNKNOWN, Code.STORE_UNAVAILABLE, Code.RATE_LIMITED}
 
 
 # R99: a client need not know our codes to know whether sending it again makes sense
-def test_what_a_retry_with_the_same_key_may_change():
+def test_codes_that_are_retryable_with_the_same_key():
     retryable = {code for code, problem in PROBLEMS.items() if problem.retryable}
     waiting = {code for code, problem in PROBLEMS.items() if problem.waiting_helps}
     assert retryable == waiting | {Code.EXECUTION_FAILED, Code.BODY_TOO_SLOW}
@@ -87,7 +87,7 @@ def test_what_a_retry_with_the_same_key_may_change():
 class TestProblem:
     # R232, RFC 9457 section 3.1
     @each("code", Code)
-    def test_members(self, code):
+    def test_problem_document_has_the_documented_members(self, code):
         page = render(code, STATUSES[code], Policy())
         assert page.media_type == b"application/problem+json"
         assert json.loads(page.body) == {
@@ -100,7 +100,7 @@ class TestProblem:
         }
 
     # RFC 9457 section 3.1.5: an occurrence has a URI of its own
-    def test_an_occurrence_has_its_instance(self):
+    def test_fault_id_becomes_the_problem_instance(self):
         said = json.loads(render(Code.KEY_REUSED, 422, Policy(), fault_id="a" * 32).body)
         assert said["instance"] == "urn:uuid:aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa"
 
@@ -122,7 +122,7 @@ class TestProblem:
         members = json.loads(render(code, STATUSES[code], Policy(flavor=flavor)).body)
         assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{2,}", name) for name in members)
 
-    def test_an_api_gives_its_own_type_urls(self):
+    def test_type_and_documentation_urls_are_configurable(self):
         policy = Policy(problem_types="https://api.example.com/problems/", docs_url="https://api.example.com/docs")
         assert type_of(Code.KEY_REUSED, policy) == "https://api.example.com/problems/key-mismatch"
         assert documentation_of(Code.KEY_REUSED, policy) == "https://api.example.com/docs#key-mismatch"
@@ -190,14 +190,14 @@ class TestCode:
             (Code.KEY_REUSED, "idempotency_key_reused_with_different_payload"),
         ],
     )
-    def test_is_the_code_alone(self, code, text):
+    def test_code_format_contains_only_the_code(self, code, text):
         page = render(code, STATUSES[code], Policy(error_format=ErrorFormat.CODE), detail="x", fault_id="y")
         assert (page.media_type, page.body) == (b"application/json", b'{"code":"%s"}' % text.encode())
 
 
 # R81: to be told to wait is no error, so it is neither problem nor fault
 @pytest.mark.parametrize("shape", ErrorFormat)
-def test_a_202_is_no_problem_document(shape):
+def test_202_response_is_not_a_problem_document(shape):
     page = render(Code.IN_PROGRESS, 202, Policy(error_format=shape))
     assert page.media_type == b"application/json"
     assert json.loads(page.body)["code"] == "idempotency_key_in_progress"

@@ -58,7 +58,7 @@ INLINE = in_doubt(Effects.INLINE)
         (in_doubt(Effects.PHASED), 0, a_record().last_run_at),
     ],
 )
-def test_how_long_and_until_when(record, span, earliest):
+def test_wait_span_and_earliest_time_per_record(record, span, earliest):
     assert wait_span(record, PATIENCE) == span
     assert not_before(record, PATIENCE, FIRST) == earliest
 
@@ -81,7 +81,7 @@ def test_both_clocks_have_to_have_waited(record):
 
 
 @pytest.mark.parametrize("passed", [0, SECOND, MINUTE, 10 * MINUTE])
-def test_who_waits_as_long_as_is_said_has_waited(passed):
+def test_waiting_the_reported_time_is_sufficient(passed):
     asked = Sight(FIRST.store + passed, FIRST.boot + passed)
     for record in (ANNOUNCED, INLINE, in_doubt(Effects.PHASED)):
         wait = still_to_wait(record, PATIENCE, FIRST, asked)
@@ -90,14 +90,14 @@ def test_who_waits_as_long_as_is_said_has_waited(passed):
         assert has_waited(record, PATIENCE, FIRST, later)
 
 
-def test_the_word_on_one_call_is_about_no_other():
+def test_evidence_applies_only_to_its_own_call():
     assert is_about(ANNOUNCED, "key-1")
     assert not is_about(ANNOUNCED, "key-2")
     assert not is_about(in_doubt(Effects.PHASED), "key-1")
     assert is_about(INLINE, "anything")
 
 
-def test_what_a_record_says_of_a_call():
+def test_known_outcome_of_a_recorded_call():
     def said(result):
         return known_outcome(in_doubt(Effects.PHASED, memo=(MemoEntry("charge", EntryKind.CALL, result),)), "charge")
 

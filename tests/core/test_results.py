@@ -81,7 +81,7 @@ ZERO = "00000000-0000-0000-0000-000000000000"
         ({"x": object}, Any, {"x": object}),
     ],
 )
-def test_what_fits(value, declared, made):
+def test_matching_value_is_converted_to_its_declared_type(value, declared, made):
     assert fitted(value, declared) == made
     assert type(fitted(value, declared)) is type(made)
 
@@ -98,27 +98,27 @@ def test_what_fits(value, declared, made):
         ([1], tuple[int, int], "it has 1 items, and 2 were declared"),
         ({"a": "x"}, dict[str, int], "at .a: it is text"),
         ("x", int | None, "not int | None: it is text"),
-        ("green", Colour, "it is text that is no Colour"),
+        ("green", Colour, "it is text that is not a valid Colour"),
         ("green", Literal["red"], "it is none of 'red'"),
-        ("x", Decimal, "it is text that is no Decimal"),
-        (7, datetime, "it is a whole number that is no datetime"),
+        ("x", Decimal, "it is text that is not a valid Decimal"),
+        (7, datetime, "it is a whole number that is not a valid datetime"),
         ({}, Part, "not Part: id is missing"),
         ([], Part, "not Part: it is a list, and an object was declared"),
         ({"parts": [{"id": "a"}, {"id": 7}]}, Whole, "at .parts[1].id: it is a whole number"),
         ({"note": "x"}, Typed, "id is missing"),
         ({"id": "a", "amount": "much"}, Model, "not Model: amount: Input should be a valid decimal"),
         ("x", int.__add__, "it raised TypeError"),
-        ("x", 7, "7 is no type and no function"),
+        ("x", 7, "7 is neither a type nor a function"),
     ],
 )
-def test_what_does_not(value, declared, sentence):
+def test_mismatching_value_is_rejected_with_a_reason(value, declared, sentence):
     with pytest.raises(ResultInvalidError) as told:
         fitted(value, declared)
     assert sentence in str(told.value)
     assert told.value.__cause__ is None
 
 
-def test_no_sentence_quotes_a_value():
+def test_error_messages_quote_no_value():
     secret = "4111-1111-1111-1111"
     for declared in (int, Colour, Decimal, Part, Model, Typed, list[int], Literal["red"], lambda value: value.no):
         for value in (secret, {"id": {"x": secret}, "amount": secret}, [secret]):
@@ -133,7 +133,7 @@ def test_models_become_plain_data():
     assert plain_of({"x": 1}) == {"x": 1}
 
 
-def test_a_shape_has_nothing_of_the_content():
+def test_shape_contains_only_names_and_types():
     found = shape_of({"id": "ch_secret", "amount": 7, "paid": True, "at": None, "lines": [{"sku": "x"}, {"sku": "y"}]})
     assert found == {
         "id": "text", "amount": "a whole number", "paid": "true or false", "at": "null", "lines": [{"sku": "text"}],

@@ -91,7 +91,7 @@ def test_rulings_are_total():  # R58
     }  # fmt: skip
 
 
-def test_every_live_situation_refuses_another_request():  # R38, C8
+def test_live_records_reject_another_fingerprint():  # R38, C8
     for situation, rulings in RULINGS.items():
         if situation not in {Situation.ABSENT, Situation.EXPIRED}:
             assert rulings[False] is Ruling.MISMATCH
@@ -99,7 +99,7 @@ def test_every_live_situation_refuses_another_request():  # R38, C8
             assert rulings[True] is rulings[False]
 
 
-def test_situations():  # P6, F3, R49
+def test_every_record_has_its_expected_situation():  # P6, F3, R49
     assert situate(None, NOW) is Situation.ABSENT
     seen = set()
     for record in every_record():
@@ -108,7 +108,7 @@ def test_situations():  # P6, F3, R49
     assert seen == set(Situation) - {Situation.ABSENT}
 
 
-def test_time_alone_frees_nothing_that_is_not_finished():  # P6, F3
+def test_expiry_frees_only_finished_records():  # P6, F3
     for record in every_record():
         if situate(record, NOW) is not Situation.EXPIRED:
             continue
@@ -117,14 +117,14 @@ def test_time_alone_frees_nothing_that_is_not_finished():  # P6, F3
         assert finished or (record.state is State.FAILED_RETRYABLE and plain)
 
 
-def test_another_request_is_refused_first_and_learns_nothing():  # R37, R38, R77 in part, C8
+def test_other_fingerprint_gets_key_reused_without_the_record():  # R37, R38, R77 in part, C8
     for record in every_record():
         if meaning(record) is Situation.EXPIRED:
             continue
         assert ruled(record, OTHER) == Refuse(Code.KEY_REUSED)
 
 
-def test_a_request_meets_every_record():  # R48, R77 in part
+def test_same_request_gets_the_ruling_for_every_record():  # R48, R77 in part
     """The same request, for every record: what it hears, or which write it must try."""
     for record in every_record():
         heard = ruled(record)
@@ -156,7 +156,7 @@ def impossible(record) -> bool:
     return taken_back or (deferred and record.state is State.FAILED_RETRYABLE)
 
 
-def test_a_finished_record_says_the_same_by_the_short_read():  # R38, R42, R77 in part
+def test_rule_finished_agrees_with_rule():  # R38, R42, R77 in part
     """`rule_finished` is the short form of `rule` for every completed record."""
     for record, claim, expired in product(every_record(), (SAME, OTHER), OnExpired):
         if record.state is not State.COMPLETED:
@@ -199,11 +199,11 @@ class TestStale:
         heard = ruled(record, a_claim(effects=route, recovery=BY_EFFECTS[route]))
         assert heard == MarkUnknown(record, error)
 
-    def test_inline_with_a_promise_runs_again(self):  # P2
+    def test_naturally_idempotent_inline_runs_again(self):  # P2
         record = a_record(effects=Effects.INLINE, recovery=Recovery.RETRY, lease_until=NOW)
         assert ruled(record) == TakeOver(record)
 
-    def test_phased_is_resumed_unless_a_call_may_have_been_made(self):  # H3, F23
+    def test_phased_resumes_unless_an_unrepeatable_call_is_open(self):  # H3, F23
         record = a_record(effects=Effects.PHASED, recovery=Recovery.RESUME, lease_until=NOW, memo=MEMO)
         assert ruled(record) == TakeOver(record)
         repeatable = replace(record, intent=an_intent(repeatable=True))
@@ -217,7 +217,7 @@ class TestStale:
         assert ruled(record, policy=Policy(max_attempts=4)) == TakeOver(record)
         assert ruled(record, policy=Policy(max_attempts=3)) == MarkUnknown(record, LEASE_RAN_OUT)
 
-    def test_a_deferred_record_in_its_workers_hands_is_never_stale(self):  # O1, F32
+    def test_deferred_record_owned_by_a_worker_is_never_stale(self):  # O1, F32
         record = a_record(effects=Effects.OUTBOX, lease_until=None, intent=an_intent())
         assert ruled(record, now=NOW + 1000 * HOUR).code is Code.IN_PROGRESS
 
@@ -232,7 +232,7 @@ class TestRetryAfter:
     @each("state", [State.IN_PROGRESS, State.PENDING])
     @each("running", [0, 1, SECOND, 7 * SECOND, HOUR])
     @each("left", [None, 1, SECOND - 1, SECOND, SECOND + 1, 5 * MINUTE])
-    def test_it_is_whole_at_least_one_and_never_past_the_lease(self, left, running, state):  # R80
+    def test_retry_after_is_positive_and_within_the_lease(self, left, running, state):  # R80
         lease = None if left is None else NOW + left
         record = a_record(state, lease_until=lease, last_run_at=NOW - running)
         wait = ruled(record).retry_after
@@ -250,7 +250,7 @@ class TestRetryAfter:
     @pytest.mark.parametrize(
         ("after", "wait"), [(None, None), (NOW - 1, None), (NOW, None), (NOW + SECOND, 1), (NOW + HOUR, LONGEST_WAIT)]
     )
-    def test_in_doubt_it_is_the_time_until_the_next_look(self, after, wait):  # R80
+    def test_retry_after_of_unknown_is_the_next_reconciliation(self, after, wait):  # R80
         record = a_record(State.UNKNOWN, reconcile_after=after)
         assert ruled(record).retry_after == doubtful(record, NOW).retry_after == wait
 
@@ -263,26 +263,26 @@ class TestExpired:
         assert ruled(self.EXPIRED, claim) == Supersede(self.EXPIRED)
 
     @pytest.mark.parametrize("claim", [SAME, OTHER])
-    def test_it_is_gone_if_the_policy_says_so(self, claim):  # C15
+    def test_expired_key_returns_gone_if_configured(self, claim):  # C15
         assert ruled(self.EXPIRED, claim, Policy(on_expired=OnExpired.GONE)) == Refuse(Code.KEY_EXPIRED)
 
-    def test_a_record_is_there_up_to_its_last_microsecond(self):
+    def test_record_replays_until_its_last_microsecond(self):
         record = a_record(State.COMPLETED, expires_at=NOW + 1)
         assert ruled(record) == Replay(record, NOW)
 
 
 class TestOurs:
-    def test_a_record_in_progress_that_names_our_owner_is_ours(self):  # P7, F8, ADR 0001
+    def test_record_with_our_owner_in_progress_proceeds(self):  # P7, F8, ADR 0001
         for lease in LEASES.values():
             record = a_record(owner=SAME.owner, lease_until=lease, fence=3)
             assert ruled(record) == Proceed(Lease.of(record), record, NOW)
 
-    def test_the_incarnation_does_not_make_it_ours(self):  # ADR 0001
+    def test_matching_incarnation_alone_does_not_proceed(self):  # ADR 0001
         record = a_record(incarnation=SAME.incarnation)
         assert ruled(record).code is Code.IN_PROGRESS
 
     @pytest.mark.parametrize("state", [state for state in State if state is not State.IN_PROGRESS])
-    def test_what_is_not_in_progress_any_more_is_nobodys(self, state):  # P7
+    def test_settled_or_swept_record_does_not_proceed(self, state):  # P7
         """A claim that was swept before its owner heard of it must not run."""
         record = a_record(state, owner=SAME.owner)
         assert not isinstance(ruled(record), Proceed)
@@ -306,13 +306,13 @@ class TestRefusedOwner:
         return answer_from(Snapshot(record, NOW), self.LEASE)
 
     @pytest.mark.parametrize("state", HEARD_BY_A_REFUSED_OWNER)
-    def test_the_record_answers(self, state):  # P3
+    def test_refusal_follows_the_state_of_the_record(self, state):  # P3
         record = a_record(state)
         assert record.incarnation == self.LEASE.incarnation == INCARNATION
         heard = self.heard(record)
         assert (heard.code, heard.record) == (HEARD_BY_A_REFUSED_OWNER[state], record)
 
-    def test_a_stored_answer_is_the_answer_whoever_stored_it(self):  # P7, U2, F8
+    def test_stored_response_is_replayed_for_any_owner(self):  # P7, U2, F8
         record = a_record(State.COMPLETED, fence=7)
         assert self.heard(record) == Replay(record, NOW)
 
@@ -320,12 +320,12 @@ class TestRefusedOwner:
         assert self.heard(None) == Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
 
     @pytest.mark.parametrize("state", State)
-    def test_the_record_of_another_request_says_nothing_about_ours(self, state):  # F1, P1
+    def test_record_of_another_incarnation_means_outcome_unknown(self, state):  # F1, P1
         assert self.heard(a_record(state, incarnation=UUID(int=9))) == Refuse(Code.OUTCOME_UNKNOWN)
 
-    def test_every_state_is_spoken_for(self):
+    def test_every_state_has_a_refusal(self):
         assert {*HEARD_BY_A_REFUSED_OWNER, State.COMPLETED} == set(State)
 
-    def test_a_caller_is_never_told_to_wait_beyond_the_lease(self):  # R80
+    def test_retry_after_never_exceeds_the_lease(self):  # R80
         heard = self.heard(a_record(lease_until=NOW + 3 * SECOND, last_run_at=NOW - HOUR))
         assert heard.retry_after == 3

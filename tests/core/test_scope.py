@@ -13,7 +13,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.scope import MAX_SCOPE_LENGTH, BindTo, bound_scope, names_of, scope_of, shown_scope
 
 
-def test_a_scope_can_be_read():  # R24
+def test_scope_is_length_prefixed_text():  # R24
     assert scope_of("acme") == "4:acme"
     assert scope_of("shop", "acme", "alice") == "4:shop4:acme5:alice"
 
@@ -55,7 +55,7 @@ def test_every_store_can_hold_every_scope(part):  # R196
     assert " " not in scope
 
 
-def test_a_long_scope_is_a_digest_that_no_name_can_imitate():  # R24, R179
+def test_long_scope_is_replaced_by_a_digest():  # R24, R179
     longest = "x" * (MAX_SCOPE_LENGTH - len("196:"))
     assert scope_of(longest) == f"196:{longest}"
     digest = scope_of(longest + "x")
@@ -66,20 +66,20 @@ def test_a_long_scope_is_a_digest_that_no_name_can_imitate():  # R24, R179
 
 
 @pytest.mark.parametrize("parts", [(), ("",), ("shop", ""), ("shop", "   "), ("\t\n",), (None,), (42,), (b"acme",)])
-def test_a_caller_without_a_name_gets_a_sentence_and_no_scope(parts):  # R23, R25
+def test_caller_without_a_name_is_rejected(parts):  # R23, R25
     with pytest.raises(ConfigurationError) as caught:
         scope_of(*parts)
     assert str(caught.value).endswith(".")
 
 
-def test_the_sentence_says_which_part_and_never_its_value():  # R25
+def test_error_names_the_part_but_not_its_value():  # R25
     with pytest.raises(ConfigurationError, match="Part 2 of the scope is empty"):
         scope_of("shop", "")
     with pytest.raises(ConfigurationError, match="Part 1 of the scope is a NoneType"):
         scope_of(None)
 
 
-def test_keys_are_shared_by_whom_they_are_bound_to():  # R28
+def test_callers_share_keys_according_to_bind_to():  # R28
     alice = {"principal": "alice", "token": "token-1"}
     alice_again = {"principal": "alice", "token": "token-2"}
     bob = {"principal": "bob", "token": "token-3"}
@@ -119,7 +119,7 @@ def test_a_token_is_not_stored_in_clear():  # R195
         (BindTo.TOKEN, {"token": ""}),
     ],
 )
-def test_what_keys_are_bound_to_must_be_there(bind_to, caller):  # R28
+def test_missing_bound_value_is_rejected(bind_to, caller):  # R28
     with pytest.raises(ConfigurationError):
         bound_scope(bind_to, "acme", **caller)
 
@@ -153,13 +153,13 @@ def test_a_scope_is_short_printable_and_always_the_same(parts):  # R24
 
 
 @pytest.mark.parametrize("part", [["acme"], {"a": 1}, None, 7, b"acme", ("acme",)])
-def test_a_part_that_is_no_text_is_named_for_what_it_is(part):  # R23
+def test_non_string_part_is_rejected_with_its_type(part):  # R23
     for _ in range(2):
         with pytest.raises(ConfigurationError, match=f"a {type(part).__name__} and not a str"):
             scope_of("-", part)
 
 
-def test_what_is_long_is_not_kept_in_memory():
+def test_long_scopes_are_not_cached():
     before = scope_module._scope.cache_info().currsize
     assert {scope_of("-", f"{number}" * 300) for number in range(10, 20)} == {
         scope_of("-", f"{number}" * 300) for number in range(10, 20)
@@ -185,7 +185,7 @@ def test_what_is_long_is_not_kept_in_memory():
         (("-", "acme\noncekey: all is well"), {"tenant": "acme%0Aoncekey%3A%20all%20is%20well"}, None),
     ],
 )
-def test_people_read_the_names_of_a_scope(parts, names, shown):
+def test_scope_names_are_readable(parts, names, shown):
     scope = scope_of(*parts)
     assert names_of(scope) == names
     assert shown_scope(scope) == (shown or names["tenant"])

@@ -39,7 +39,7 @@ def texts(sql: str, dialect: Dialect) -> list[str]:
         ("select case when true then 1 end; select 2", ["select case when true then 1 end", "select 2"]),
     ],
 )
-def test_statements_end_where_both_databases_say_so(sql, expected, dialect):
+def test_statement_ends_common_to_both_dialects(sql, expected, dialect):
     assert texts(sql, dialect) == expected
 
 
@@ -56,7 +56,7 @@ def test_statements_end_where_both_databases_say_so(sql, expected, dialect):
         ),
     ],
 )
-def test_what_only_sqlite_reads_that_way(sql, expected):
+def test_statement_ends_specific_to_sqlite(sql, expected):
     assert texts(sql, Dialect.SQLITE) == expected
 
 
@@ -80,11 +80,11 @@ def test_what_only_sqlite_reads_that_way(sql, expected):
         ),
     ],
 )
-def test_what_only_postgres_reads_that_way(sql, expected):
+def test_statement_ends_specific_to_postgres(sql, expected):
     assert texts(sql, Dialect.POSTGRES) == expected
 
 
-def test_the_first_tokens_are_words_in_capitals_and_quoted_ones_as_they_were_written():
+def test_leading_tokens_are_upper_case_unless_quoted():
     (sentence,) = sentences("\ufeff/* hello */ pragma\tMain.'Journal_Mode' = 3", Dialect.SQLITE)
 
     assert sentence.tokens == ("PRAGMA", "MAIN", ".", "'Journal_Mode'", "=", "3")
@@ -130,7 +130,7 @@ def test_a_string_without_an_end_is_read_once(dialect, mark):
 
 @pytest.mark.parametrize("dialect", BOTH)
 @given(parts=st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=4)), max_size=30))
-def test_any_text_is_read_to_its_end_and_nothing_of_it_is_invented(dialect, parts):
+def test_lexer_reads_any_text_to_its_end(dialect, parts):
     text = " ".join(parts)
     at = 0
     for sentence in sentences(text, dialect):
@@ -155,5 +155,5 @@ def test_any_text_is_read_to_its_end_and_nothing_of_it_is_invented(dialect, part
         ("INSERT INTO orders VALUES (1)", False),
     ],
 )
-def test_what_leaves_nothing_behind(sql: str, reads: bool) -> None:
+def test_read_only_statements_are_recognised(sql: str, reads: bool) -> None:
     assert plainly_reads(sql) is reads

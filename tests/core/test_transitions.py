@@ -104,7 +104,7 @@ def number(trigger, actor, record, **facts):
 
 
 @each("row_number", PROTOCOL)
-def test_row_says_what_the_protocol_says(row_number):  # R45
+def test_row_matches_the_protocol(row_number):  # R45
     expected = {
         (row_number, source, trigger, to, frozenset(by), proof, fence)
         for sources, triggers, to, by, proof, fence in PROTOCOL[row_number]
@@ -114,7 +114,7 @@ def test_row_says_what_the_protocol_says(row_number):  # R45
     assert {shape(row) for row in ROWS if row.number == row_number} == expected
 
 
-def test_there_are_thirty_five_numbers_and_no_other():
+def test_table_contains_exactly_35_row_numbers():
     assert {row.number for row in ROWS} == set(PROTOCOL) == set(range(1, 36))
 
 
@@ -126,7 +126,7 @@ def test_the_table_holds_the_rows_and_nothing_else():
             assert all((row.source, row.trigger) == (source, trigger) for row in rows)
 
 
-def test_a_missing_pair_is_illegal_for_everybody():
+def test_missing_transition_is_illegal_for_every_actor():
     pairs = {
         (source, trigger)
         for expected in PROTOCOL.values()
@@ -141,7 +141,7 @@ def test_a_missing_pair_is_illegal_for_everybody():
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_judge_never_raises_and_says_what_is_missing_wherever_it_says_no(state):
+def test_verdict_names_the_trigger_and_never_raises(state):
     """The product of states, triggers and actors, with records of every kind, all facts off and all on."""
     names = (*FLAGS, "never_sent", "parcel_claimed", "reason", "runs_again", "soft", "call_open")
     records = all_records(state)[::17] if state else [None]
@@ -161,7 +161,7 @@ for _row in ROWS:
 RIVALS = {key: rows for key, rows in GROUPS.items() if any(a.by & b.by for a, b in combinations(rows, 2))}
 
 
-def test_some_pairs_have_rivals_so_that_the_next_test_tests_something():
+def test_some_transitions_have_competing_rows():
     assert len(RIVALS) >= 6
 
 
@@ -177,7 +177,7 @@ def test_at_most_one_row_holds(pair):
                 assert not one.by & other.by, (record, facts, one, other)
 
 
-def test_only_a_change_of_ownership_puts_the_fence_up():  # P1, F11
+def test_only_ownership_changes_raise_the_fence():  # P1, F11
     """Sweeping, resolving, parking and expiring never take a fence away from its owner."""
     up = {(row.number, row.trigger) for row in ROWS if row.fence is Fence.UP}
     assert up == {
@@ -195,11 +195,11 @@ def test_only_a_change_of_ownership_puts_the_fence_up():  # P1, F11
     assert all((row.fence is Fence.GONE) is (row.to is None) for row in ROWS)
 
 
-def test_a_row_comes_to_be_only_where_there_is_none():
+def test_only_inserts_require_a_missing_row():
     assert all((row.proof is Proof.NO_ROW) is (row.source is None) for row in ROWS)
 
 
-def test_strangers_prove_the_version_and_owners_the_fence():  # P1, S8
+def test_owners_prove_the_fence_and_others_the_version():  # P1, S8
     owners = {A.OWNER, A.WORKER}
     for row in ROWS:
         if row.by <= owners:
@@ -226,7 +226,7 @@ def test_nothing_is_completed_over_an_open_call():  # F6, U2
                 assert late_inline or resolved or let_go or retried, row
 
 
-def test_an_owner_with_a_call_of_its_own_open_settles_nothing():  # F6
+def test_owner_with_an_open_call_cannot_settle():  # F6
     """Also when somebody else has closed the intent in the record meanwhile."""
     for state, effects in product((RUNNING, UNKNOWN, FR), Effects):
         record = a_record(state, effects=effects)
@@ -245,7 +245,7 @@ def test_terminal_states_are_left_only_by_expiry_and_by_an_operator():  # S7, S1
             assert isinstance(verdict, Illegal), (source, trigger, actor)
 
 
-def test_expiry_never_frees_what_is_not_finished():  # P6, F3, R43
+def test_expiry_frees_only_finished_or_plain_records():  # P6, F3, R43
     for state in State:
         for record in all_records(state):
             facts = {"locked": True, "effects": Effects.LOCAL}
@@ -261,7 +261,7 @@ def test_expiry_never_frees_what_is_not_finished():  # P6, F3, R43
 
 
 @pytest.mark.parametrize("trigger", [T.EXECUTED, T.NOT_EXECUTED])
-def test_resolver_webhook_and_operator_have_the_same_word(trigger):
+def test_resolver_webhook_and_operator_share_the_same_rows(trigger):
     for record in all_records(UNKNOWN):
         for waited in (False, True):
             facts = {"waited": waited, "result_given": True, "parcel_repeatable": False}
@@ -270,7 +270,7 @@ def test_resolver_webhook_and_operator_have_the_same_word(trigger):
 
 
 class TestLeases:
-    def test_a_live_lease_is_nobody_elses_business(self):  # R55, F39
+    def test_live_lease_cannot_be_taken_over_or_swept(self):  # R55, F39
         for effects, lease in product(Effects, (None, NOW + 1)):
             record = a_record(effects=effects, lease_until=lease)
             for trigger, actor in product((T.TAKE_OVER, T.SWEEP), Actor):
@@ -280,14 +280,14 @@ class TestLeases:
         assert number(T.TAKE_OVER, A.REQUESTER, a_record(lease_until=NOW)) == 13
         assert "lease_over" in number(T.TAKE_OVER, A.REQUESTER, a_record(lease_until=NOW + 1))
 
-    def test_the_sweeper_leaves_what_may_run_again_to_its_clients_for_a_while(self):
+    def test_sweeper_grants_retryable_records_a_grace_period(self):
         record = a_record(lease_until=NOW - MINUTE)
         assert number(T.SWEEP, A.SWEEPER, record, grace=MINUTE) == 14
         assert "grace_over" in number(T.SWEEP, A.SWEEPER, record, grace=MINUTE + 1)
         doubtful = replace(record, effects=Effects.INLINE, recovery=Recovery.UNKNOWN)
         assert number(T.SWEEP, A.SWEEPER, doubtful, grace=HOUR) == 15
 
-    def test_every_stale_lease_has_exactly_one_way(self):  # C11
+    def test_stale_lease_is_either_retryable_or_unknown(self):  # C11
         """What runs again is taken over or swept to retryable, everything else is in doubt."""
         for record in all_records(RUNNING):
             if record.lease_until is None or record.lease_until > NOW:
@@ -323,7 +323,7 @@ class TestCalls:
         assert "same_again" in number(T.ANNOUNCE, A.OWNER, never, phase="charge")
 
     @pytest.mark.parametrize("state", [RUNNING, UNKNOWN, FR])
-    def test_a_late_result_counts_unless_there_is_one(self, state):  # U2, F35
+    def test_late_result_is_stored_unless_one_exists(self, state):  # U2, F35
         """Also after "not executed" has closed the intent."""
         record = a_record(state, effects=Effects.PHASED, recovery=Recovery.RESUME)
         assert number(T.RESULT, A.OWNER, record, phase="charge") == 6
@@ -344,7 +344,7 @@ class TestCalls:
         assert "plain" in number(T.DISCARD, A.OWNER, replace(plain, memo=MEMO), entered=False)
         assert "plain" in number(T.DISCARD, A.OWNER, replace(plain, intent=an_intent()), entered=False)
 
-    def test_hand_back_is_for_what_can_be_resumed(self):  # H6, F27
+    def test_only_resumable_records_can_be_handed_back(self):  # H6, F27
         """Bounded attempts, then doubt."""
         record = a_record(effects=Effects.PHASED, recovery=Recovery.RESUME, memo=MEMO)
         assert number(T.HAND_BACK, A.OWNER, record) == 11
@@ -356,7 +356,7 @@ class TestCalls:
 
 
 class TestDoubt:
-    def test_executed_is_the_answer_for_inline_and_a_result_for_phased(self):  # H5, F22
+    def test_executed_settles_inline_and_stores_a_phased_result(self):  # H5, F22
         inline = a_record(UNKNOWN, effects=Effects.INLINE)
         phased = a_record(UNKNOWN, effects=Effects.PHASED, intent=an_intent())
         assert number(T.EXECUTED, A.WEBHOOK, inline) == 19
@@ -383,7 +383,7 @@ class TestDoubt:
         record = a_record(UNKNOWN, effects=Effects.PHASED, memo=MEMO)
         assert "intent_open" in number(T.EXECUTED, A.RESOLVER, record, result_given=True)
 
-    def test_not_executed_needs_the_waiting_time_while_a_call_can_be_on_its_way(self):  # U1, F34
+    def test_not_executed_requires_the_waiting_time(self):  # U1, F34
         for record in (
             a_record(UNKNOWN, effects=Effects.INLINE),
             a_record(UNKNOWN, effects=Effects.PHASED, intent=an_intent()),
@@ -391,7 +391,7 @@ class TestDoubt:
             assert number(T.NOT_EXECUTED, A.RESOLVER, record, waited=True) == 21
             assert "waited" in number(T.NOT_EXECUTED, A.RESOLVER, record)
 
-    def test_what_the_record_fences_by_itself_is_released_at_once(self):  # ADR 0009
+    def test_fenced_record_without_open_call_is_released_at_once(self):  # ADR 0009
         """Else a doubtful local record, or a phased one without an open call, could never be released."""
         for effects, memo in ((Effects.LOCAL, ()), (Effects.PHASED, MEMO), (Effects.OUTBOX, ())):
             record = a_record(UNKNOWN, effects=effects, memo=memo)
@@ -412,19 +412,19 @@ class TestDoubt:
 
 class TestResumable:
     @pytest.mark.parametrize("begun", [{"memo": MEMO}, {"intent": an_intent()}])
-    def test_what_was_begun_is_resumed_or_ticketed_and_never_purged(self, begun):  # F3, F27, ADR 0009
+    def test_started_record_is_resumed_or_expired_but_not_purged(self, begun):  # F3, F27, ADR 0009
         """An open call without any finished phase is something begun, too."""
         record = a_record(FR, effects=Effects.PHASED, expires_at=NOW, **begun)
         assert number(T.TAKE_OVER, A.COMPLETER, record) == 16
         assert number(T.EXPIRE, A.REAPER, record) == 18
         assert "free" in number(T.PURGE, A.REAPER, record)
 
-    def test_the_completer_leaves_alone_what_did_nothing(self):
+    def test_completer_ignores_records_without_steps(self):
         record = a_record(FR, effects=Effects.PHASED)
         assert number(T.TAKE_OVER, A.REQUESTER, record) == 16
         assert "begun" in number(T.TAKE_OVER, A.COMPLETER, record)
 
-    def test_a_late_owner_settles_what_was_only_swept(self):  # U2, F35
+    def test_late_owner_can_settle_a_swept_record(self):  # U2, F35
         """A phased record with results is resumed instead."""
         for effects in Effects:
             assert number(T.SETTLE, A.OWNER, a_record(FR, effects=effects)) == 8
@@ -432,7 +432,7 @@ class TestResumable:
 
 
 class TestItems:
-    def test_an_item_is_claimed_if_a_second_send_does_no_harm_and_parked_if_it_may(self):  # O1, F31
+    def test_parcel_is_claimed_if_repeatable_and_parked_otherwise(self):  # O1, F31
         for state in (PENDING, RUNNING):
             record = a_record(state, effects=Effects.OUTBOX, lease_until=None, intent=an_intent())
             assert number(T.WORKER_CLAIM, A.WORKER, record) == 24
@@ -451,7 +451,7 @@ class TestItems:
         assert number(T.DEAD_LETTER, A.WORKER, record, parcel_sent=True) == 27
         assert number(T.DOUBT, A.WORKER, record, parcel_sent=True) == 27
 
-    def test_only_an_item_that_nobody_ever_had_is_abandoned(self):  # O4, F30
+    def test_only_a_never_claimed_parcel_is_abandoned(self):  # O4, F30
         record = a_record(PENDING, effects=Effects.OUTBOX, expires_at=NOW)
         assert number(T.ABANDON, A.REAPER, record) == 28
         assert "parcel_never_claimed" in number(T.ABANDON, A.REAPER, record, parcel_claimed=True)
@@ -467,18 +467,18 @@ class TestWithdraw:
         second = replace(record, intent=an_intent(sends=2))
         assert "sent_once" in number(T.WITHDRAW, A.OWNER, second, never_sent=True)
 
-    def test_there_is_something_to_take_back(self):
+    def test_withdraw_requires_an_open_call(self):
         record = a_record(RUNNING, effects=Effects.PHASED, memo=MEMO)
         assert "sent_once" in number(T.WITHDRAW, A.OWNER, record, never_sent=True)
 
     @pytest.mark.parametrize("effects", [Effects.LOCAL, Effects.OUTBOX, Effects.INLINE])
-    def test_others_have_rows_of_their_own(self, effects):
+    def test_withdraw_applies_only_to_phased_records(self, effects):
         record = a_record(RUNNING, effects=effects, intent=an_intent(sends=1))
         assert "phased" in number(T.WITHDRAW, A.OWNER, record, never_sent=True)
 
 
 class TestOperators:
-    def test_a_success_is_busted_only_by_somebody_who_says_that_it_runs_again(self):  # A1, F39
+    def test_busting_a_success_requires_confirmation(self):  # A1, F39
         success, failure = a_record(DONE), a_record(DONE, outcome=Outcome.FAILURE)
         assert number(T.BUST, A.OPERATOR, success, reason=True, runs_again=True) == 32
         assert "confirmed_if_success" in number(T.BUST, A.OPERATOR, success, reason=True)
@@ -494,13 +494,13 @@ class TestOneCommit:
         assert number(T.COMMIT, A.REQUESTER, None, locked=True) == 2
         assert "local" in number(T.COMMIT, A.REQUESTER, None, locked=True, effects=Effects.INLINE)
 
-    def test_going_on_is_not_starting_anew(self):  # L3
+    def test_live_retryable_record_continues_its_incarnation(self):  # L3
         """An expired retryable record is a new incarnation's, a live one keeps its own."""
         record = a_record(FR)
         assert number(T.COMMIT, A.REQUESTER, record, locked=True) == 17
         assert number(T.COMMIT, A.REQUESTER, replace(record, expires_at=NOW), locked=True) == 31
 
-    def test_a_new_incarnation_has_the_effects_of_its_own_request(self):  # P2, F4
+    def test_new_incarnation_takes_the_effects_of_its_request(self):  # P2, F4
         """The record's effects decide about the record, the route's only about what starts anew."""
         old = a_record(DONE, effects=Effects.INLINE, expires_at=NOW)
         assert number(T.COMMIT, A.REQUESTER, old, locked=True, effects=Effects.LOCAL) == 31
@@ -508,13 +508,13 @@ class TestOneCommit:
         assert "request_outbox" in number(T.DEFER, A.REQUESTER, old, effects=Effects.LOCAL)
 
 
-def test_illegal_names_what_is_missing():
+def test_illegal_verdict_names_the_missing_guards():
     """An operator reads it."""
     assert number(T.SETTLE, A.OWNER, None) == "settle is not possible from no row"
     assert number(T.SETTLE, A.SWEEPER, a_record()) == "settle from in_progress is not for the sweeper"
     assert number(T.BUST, A.OPERATOR, a_record(DONE)) == "bust from completed needs confirmed_if_success, reason"
 
 
-def test_guards_are_all_in_use_and_none_is_another_by_a_second_name():
+def test_guards_are_all_used_and_distinct():
     assert {guard for row in ROWS for guard in row.when} == set(Guard)
     assert len(Guard.__members__) == len(set(Guard))

@@ -53,7 +53,7 @@ def finished(state=State.COMPLETED, **changes):
 @each("recovery", Recovery)
 @each("memo", [(), (STEP,)])
 @each("intent", [None, OPEN])
-def test_only_what_may_run_again_is_retryable(effects, recovery, memo, intent):
+def test_sweep_marks_only_repeatable_records_as_retryable(effects, recovery, memo, intent):
     record = a_record(
         effects=effects, recovery=recovery, memo=memo, intent=intent, lease_until=NOW - SWEEP_GRACE, attempts=1
     )
@@ -66,7 +66,7 @@ def test_only_what_may_run_again_is_retryable(effects, recovery, memo, intent):
 
 
 @pytest.mark.parametrize("state", [state for state in State if state is not State.IN_PROGRESS])
-def test_nothing_but_what_is_in_progress_is_swept(state):
+def test_only_in_progress_records_are_swept(state):
     assert sweep_to(a_record(state=state, lease_until=NOW - HOUR), NOW) is None
 
 
@@ -74,7 +74,7 @@ def test_nothing_but_what_is_in_progress_is_swept(state):
 @each("retention", [HARD, SOFT])
 @each("state", State)
 @each("begun", [False, True])
-def test_only_what_is_finished_is_deleted(retention, state, begun):
+def test_only_finished_records_are_reaped(retention, state, begun):
     record = finished(state, memo=(STEP,) if begun else (), expires_at=NOW - REAP_GRACE - HOUR)
     expected = {
         State.COMPLETED: Reaping.MARK if retention.soft else Reaping.PURGE,
@@ -86,13 +86,13 @@ def test_only_what_is_finished_is_deleted(retention, state, begun):
     assert reaping_of(replace(record, expires_at=NOW - REAP_GRACE + 1), NOW, retention) is None
 
 
-def test_what_is_kept_for_the_audit_is_kept_longer():
+def test_soft_retention_keeps_expired_records_longer():
     record = finished(State.EXPIRED, expires_at=NOW - REAP_GRACE - HOUR + 1)
     assert reaping_of(record, NOW, SOFT) is None
     assert reaping_of(record, NOW, HARD) is Reaping.PURGE
 
 
-def test_nothing_goes_until_clocks_have_agreed_for_its_whole_time():
+def test_records_are_kept_until_clocks_agreed_for_their_ttl():
     # A3
     record = finished()
     assert reaping_of(record, NOW, HARD, record.ttl - 1) is None
@@ -110,12 +110,12 @@ class TestTrust:
             assert trust.trusted_for(passed) is None
 
     @pytest.mark.parametrize("sign", [-1, 1])
-    def test_a_difference_is_borne_up_to_the_tolerance(self, sign):
+    def test_clock_difference_within_tolerance_is_accepted(self, sign):
         assert not Trust().looked(NOW + sign * CLOCK_TOLERANCE, NOW, 0).wrong
         assert Trust().looked(NOW + sign * (CLOCK_TOLERANCE + 1), NOW, 0).wrong
 
     @pytest.mark.parametrize("sign", [-1, 1])
-    def test_a_move_is_noticed_also_if_the_hosts_clock_makes_it_too(self, sign):
+    def test_clock_jump_is_detected_even_if_the_host_jumps_too(self, sign):
         # F41: SQLite, or a database on the same machine
         trust = Trust().looked(NOW, NOW, 0)
         jump = sign * (CLOCK_TOLERANCE + 1)
@@ -130,14 +130,14 @@ class TestTrust:
         trust = Trust().looked(NOW, NOW, 0).looked(NOW + 20 * HOUR, NOW + 20 * HOUR, 20 * HOUR)
         assert not trust.wrong
 
-    def test_a_wrong_host_is_believed_again_once_it_was_put_right(self):
+    def test_clock_is_trusted_again_after_correction(self):
         trust = Trust().looked(NOW, NOW + HOUR, 0)
         assert "differ by 3600 s" in trust.why
         trust = trust.looked(NOW + SECOND, NOW + SECOND, SECOND)
         assert not trust.wrong
         assert trust.trusted_for(2 * SECOND) == SECOND
 
-    def test_an_outage_starts_the_time_anew(self):
+    def test_outage_restarts_the_trust_period(self):
         assert Trust().looked(NOW, NOW, 0).disturbed(7).trusted_for(10) == 3
 
 
@@ -147,7 +147,7 @@ class TestLeases:
         assert percentile([5], 99) == 5
         assert percentile([3, 1, 2], 50) == 2
 
-    def test_a_lease_is_twice_the_slowest_of_a_hundred(self):
+    def test_lease_shorter_than_twice_the_99th_percentile_is_reported(self):
         # R149
         runs = [Run("slow", 10)] * 20 + [Run("fast", 1)] * 20 + [Run("rare", 1000)] * 3
         assert short_leases(runs, 19) == {"slow": 10}
@@ -157,7 +157,7 @@ class TestLeases:
 @pytest.mark.parametrize("status", [408, 410])
 @pytest.mark.parametrize("error_format", ["problem", "code", "fault"])
 @pytest.mark.parametrize("flavor", ["ietf", "stripe"])
-def test_abandoned_work_has_an_answer_in_every_format(status, error_format, flavor):
+def test_abandoned_request_has_a_response_in_every_format(status, error_format, flavor):
     # R112
     answer = timed_out(Policy(abandoned_status=status, error_format=error_format, flavor=flavor))
     assert (answer.response.status, answer.outcome) == (status, Outcome.FAILURE)

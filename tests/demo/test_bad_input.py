@@ -68,7 +68,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda bad: bad.name)
-def test_a_bad_request_is_answered_clearly_and_the_key_stays_free(demo: Demo, bad: Bad) -> None:
+def test_bad_request_returns_a_problem_and_leaves_the_key_free(demo: Demo, bad: Bad) -> None:
     key, before = str(uuid.uuid4()), demo.orders()
     headers = {"Authorization": f"Bearer {ALPHA}", "Content-Type": "application/json", "Idempotency-Key": key}
     with demo.client() as client:
@@ -102,7 +102,7 @@ def test_a_bad_key_is_refused(demo: Demo, key: str) -> None:
     assert demo.orders() == before
 
 
-def test_no_token_at_all_is_told_which_kind(demo: Demo) -> None:
+def test_demo_without_a_token_returns_www_authenticate(demo: Demo) -> None:
     with demo.client() as client:
         answer = client.post("/orders", json=TEAPOT, headers={"Idempotency-Key": str(uuid.uuid4())})
     assert answer.status_code == 401
@@ -129,7 +129,7 @@ def test_a_small_body_in_chunks_is_an_order(demo: Demo) -> None:
     assert answer.status_code == 201
 
 
-def test_an_upload_that_breaks_off_is_no_order(demo: Demo) -> None:
+def test_demo_creates_no_order_from_an_interrupted_upload(demo: Demo) -> None:
     before = demo.orders()
     head = (
         b"POST /orders HTTP/1.1\r\nHost: demo\r\nAuthorization: Bearer demo-alpha\r\n"

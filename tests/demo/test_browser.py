@@ -74,7 +74,7 @@ def _in_sight(page: Page, element: Locator) -> bool:
     return page.evaluate("scrollY") == 0 and box["y"] >= 0 and below <= HEIGHT and box["x"] + box["width"] <= WIDTH
 
 
-def test_nothing_has_to_be_scrolled_to_send_and_to_read_the_verdict(page: Page) -> None:
+def test_send_buttons_and_verdict_are_visible_without_scrolling(page: Page) -> None:
     for route in ("/orders", "/payments", "/transfers", "/notifications"):
         _choose(page, route)
         assert _in_sight(page, page.locator("#verdict"))
@@ -117,7 +117,7 @@ def test_it_counts_the_charges_of_this_request_alone(page: Page, demo: Demo) -> 
     expect(_count(page, "Sent")).to_have_text("twice")
 
 
-def test_a_double_charge_is_said_in_words_as_soon_as_the_worker_made_it(page: Page) -> None:
+def test_page_reports_a_double_charge_after_the_worker_repeats_the_call(page: Page) -> None:
     page.locator("#dedup").uncheck()
     _strike(page, "drop-after")
     # The worker repeats the call after the page has shown the first charge.
@@ -128,7 +128,7 @@ def test_a_double_charge_is_said_in_words_as_soon_as_the_worker_made_it(page: Pa
     expect(page.locator("#ledger tr.twice")).to_have_count(2)
 
 
-def test_one_that_was_interrupted_is_followed_until_a_worker_has_completed_it(page: Page) -> None:
+def test_page_follows_an_interrupted_request_until_a_worker_completes_it(page: Page) -> None:
     _strike(page, "drop-after")
     expect(_headline(page)).to_have_text("One charge: payment completed")
     expect(page.locator("#explanation")).to_contain_text("finished the request without it")
@@ -143,7 +143,7 @@ def test_an_unknown_outcome_is_followed_until_the_webhook_settles_it(page: Page)
     expect(_count(page, "Status")).to_have_text("completed")
 
 
-def test_a_completed_transfer_says_so(page: Page) -> None:
+def test_page_reports_a_completed_transfer(page: Page) -> None:
     _choose(page, "/transfers")
     _press(page, "once")
     expect(page.locator("#answers .badge")).to_have_text("202 Accepted")
@@ -158,7 +158,7 @@ def test_a_declined_card_is_a_final_answer_without_a_charge(page: Page) -> None:
     expect(page.locator("#verdict")).to_have_class(re.compile(r"\bgood\b"))
 
 
-def test_twice_at_the_same_moment_takes_a_new_key_so_that_they_can_meet(page: Page) -> None:
+def test_concurrent_button_sends_both_requests_with_a_new_key(page: Page) -> None:
     _choose(page, "/orders")
     page.locator("#delay").fill("0.5")
     _press(page, "once")
@@ -171,7 +171,7 @@ def test_twice_at_the_same_moment_takes_a_new_key_so_that_they_can_meet(page: Pa
     expect(page.locator("#explanation")).to_contain_text("executed nothing")
 
 
-def test_another_body_under_the_key_is_refused(page: Page) -> None:
+def test_page_reports_a_rejected_different_body(page: Page) -> None:
     _press(page, "altered")
     expect(_headline(page)).to_have_text("One charge; the other body was refused")
 
@@ -227,16 +227,14 @@ def test_a_reload_keeps_the_list_and_the_verdict(page: Page) -> None:
     expect(_count(page, "Sent")).to_have_text("three times")
 
 
-def test_a_reload_goes_on_following(page: Page) -> None:
+def test_reload_continues_following_an_open_request(page: Page) -> None:
     _choose(page, "/transfers")
     _strike(page, "hang-after")
     page.reload()
     expect(_headline(page)).to_have_text("One charge: transfer completed")
 
 
-def test_a_browser_that_is_not_there_is_a_failure_that_says_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_browser_fails_with_the_install_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("ONCEKEY_TEST_BROWSER", raising=False)
     with pytest.raises(BrowserMissingError, match="apt-get install chromium"):

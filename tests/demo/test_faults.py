@@ -150,7 +150,7 @@ def test_a_decline_is_final(
     assert _charges(provider, customer) == []
 
 
-def test_the_shops_rows_say_what_the_ledger_says(demo: Demo, provider: Provider, customer: dict[str, object]) -> None:
+def test_shop_payments_match_the_provider_ledger(demo: Demo, provider: Provider, customer: dict[str, object]) -> None:
     keys = {"settled": None, "declined": "decline"}
     for status, fault in keys.items():
         demo.post("/payments", _key(), customer, fault=fault)
@@ -174,7 +174,7 @@ def test_a_settled_payment_gets_its_receipt(demo: Demo, customer: dict[str, obje
     assert {receipt["payment_id"] for receipt in demo.read("/receipts?limit=1000").json()} <= settled
 
 
-def test_the_transfers_are_listed_as_they_were_asked_for(demo: Demo, customer: dict[str, object]) -> None:
+def test_transfer_is_listed_as_requested(demo: Demo, customer: dict[str, object]) -> None:
     demo.post("/transfers", _key(), customer)
     (transfer, *_) = demo.read("/transfers?limit=1").json()
     assert (transfer["customer_id"], transfer["status"]) == (customer["customer_id"], "requested")
@@ -189,7 +189,7 @@ def test_the_transfers_are_listed_as_they_were_asked_for(demo: Demo, customer: d
         ("X-Demo-Repeatable", "", "invalid_switch"),
     ],
 )
-def test_a_wish_that_nobody_knows_is_refused(
+def test_demo_rejects_an_unknown_fault_or_option_header(
     demo: Demo, provider: Provider, header: str, value: str, code: str
 ) -> None:
     body = {**MONEY, "customer_id": f"cus_{_key()}"}
@@ -215,7 +215,7 @@ def test_a_bad_request_for_money_charges_nothing(
 
 
 @pytest.mark.parametrize("repeatable", [True, False], ids=["repeatable", "unrepeatable"])
-def test_a_provider_that_is_not_there_was_not_asked(tmp_path: Path, repeatable: bool) -> None:
+def test_unreachable_provider_causes_no_unknown_outcome(tmp_path: Path, repeatable: bool) -> None:
     # R100, R102: a connection that was refused proves it, so the same key runs again when the provider is back.
     with Provider(tmp_path) as provider, Demo(tmp_path, "--provider", provider.url, *QUICK) as demo:
         provider.kill()
@@ -232,7 +232,7 @@ def test_a_provider_that_is_not_there_was_not_asked(tmp_path: Path, repeatable: 
         assert sorted(ids) == sorted(charge["id"] for charge in provider.charges())
 
 
-def test_the_charges_of_one_request_are_told_from_all_others(demo: Demo) -> None:
+def test_charges_endpoint_lists_only_the_charges_of_its_request(demo: Demo) -> None:
     for route in ("/payments", "/transfers", "/notifications"):
         mine, other = str(uuid.uuid4()), str(uuid.uuid4())
         demo.post(route, other)
@@ -245,7 +245,7 @@ def test_the_charges_of_one_request_are_told_from_all_others(demo: Demo) -> None
     assert demo.read(f"/demo/charges/{ordered}").json() == {"charges": []}
 
 
-def test_the_charges_of_a_strangers_request_are_not_shown(demo: Demo) -> None:
+def test_charges_endpoint_hides_requests_of_other_tenants(demo: Demo) -> None:
     key = str(uuid.uuid4())
     demo.post("/payments", key, token=BETA)
     assert _code(demo.read(f"/demo/charges/{key}")) == (404, "request_not_found")

@@ -71,7 +71,7 @@ def _killed_after_the_charges(
     return keys
 
 
-def test_a_provider_that_deduplicates_has_one_charge_and_the_retry_gets_it(tmp_path: Path, store: str) -> None:
+def test_kill_with_a_deduplicating_provider_results_in_one_charge(tmp_path: Path, store: str) -> None:
     # R117, R120, R249, F31
     with Provider(tmp_path) as provider, _demo(tmp_path, provider, store) as demo:
         keys = _killed_after_the_charges(demo, provider, ("/payments", "/transfers"), repeatable=True, dedup=True)
@@ -91,7 +91,7 @@ def test_a_provider_that_deduplicates_has_one_charge_and_the_retry_gets_it(tmp_p
         assert (payment["status"], payment["charge_id"]) == ("settled", retried["/payments"].json()["charge_id"])
 
 
-def test_a_provider_that_does_not_is_asked_once_and_the_outcome_is_unknown(tmp_path: Path, store: str) -> None:
+def test_kill_with_a_non_repeatable_call_leaves_the_outcome_unknown(tmp_path: Path, store: str) -> None:
     # R85, R117, R125, F6, F31
     routes = ("/payments", "/transfers", "/notifications")
     with Provider(tmp_path) as provider, _demo(tmp_path, provider, store) as demo:
@@ -112,7 +112,7 @@ def test_a_provider_that_does_not_is_asked_once_and_the_outcome_is_unknown(tmp_p
         assert len(provider.charges()) == len(routes)
 
 
-def test_what_the_client_wished_for_is_remembered_when_the_retry_lacks_it(tmp_path: Path) -> None:
+def test_options_of_the_first_request_apply_after_a_kill(tmp_path: Path) -> None:
     # R117: the retry names no header, so by itself its call would be deduplicated.
     store = f"sqlite:///{tmp_path / 'demo.db'}"
     with Provider(tmp_path) as provider, _demo(tmp_path, provider, store) as demo:

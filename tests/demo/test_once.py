@@ -59,7 +59,7 @@ def test_another_body_under_the_same_key_is_refused_and_changes_nothing(demo: De
     assert demo.order(key).content == first.content
 
 
-def test_the_same_order_written_differently_is_the_same_request(demo: Demo) -> None:
+def test_reformatted_json_body_is_the_same_request(demo: Demo) -> None:
     # R34
     key = _key()
     first = demo.order(key, TEAPOT)
@@ -75,7 +75,7 @@ def test_the_same_order_written_differently_is_the_same_request(demo: Demo) -> N
     assert second.headers["idempotent-replayed"] == "true"
 
 
-def test_without_a_key_nothing_happens(demo: Demo) -> None:
+def test_order_without_a_key_is_rejected(demo: Demo) -> None:
     # R11
     before = demo.orders()
     refused = demo.order(None)
@@ -84,7 +84,7 @@ def test_without_a_key_nothing_happens(demo: Demo) -> None:
     assert demo.orders() == before
 
 
-def test_a_request_that_meets_the_first_one_is_told_to_wait(demo: Demo) -> None:
+def test_concurrent_request_receives_409_with_retry_after(demo: Demo) -> None:
     # R38, R79, R80
     key, before = _key(), len(demo.orders())
     with ThreadPoolExecutor(1) as thread:
@@ -115,7 +115,7 @@ def test_writers_wait_for_a_slow_handler_and_replays_do_not(demo: Demo) -> None:
         assert [other.result().status_code for other in (slow, *others)] == [201] * 6
 
 
-def test_the_other_tenant_has_keys_and_orders_of_its_own(demo: Demo) -> None:
+def test_tenants_have_separate_keys_and_orders(demo: Demo) -> None:
     # R23, R29
     key = _key()
     alphas, betas = demo.order(key, token=ALPHA), demo.order(key, token=BETA)
@@ -155,7 +155,7 @@ def test_two_key_lines_are_refused(demo: Demo) -> None:
     assert demo.orders() == before
 
 
-def test_many_at_once_are_one_order(demo: Demo) -> None:
+def test_concurrent_requests_create_one_order(demo: Demo) -> None:
     key, before = _key(), len(demo.orders())
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: demo.order(key), range(16)))
@@ -164,7 +164,7 @@ def test_many_at_once_are_one_order(demo: Demo) -> None:
     assert len(demo.orders()) == before + 1
 
 
-def test_a_key_tells_its_tenant_what_became_of_it(demo: Demo) -> None:
+def test_status_resource_is_visible_only_to_its_tenant(demo: Demo) -> None:
     # R84
     key = _key()
     order = demo.order(key)
@@ -176,7 +176,7 @@ def test_a_key_tells_its_tenant_what_became_of_it(demo: Demo) -> None:
     assert get(f"{demo.url}/idempotency-keys/{key}").status_code == 401
 
 
-def test_what_was_answered_is_still_there_after_kill_9(tmp_path: Path) -> None:
+def test_response_is_replayed_after_kill_9(tmp_path: Path) -> None:
     key = _key()
     with Demo(tmp_path) as demo:
         first = demo.order(key)
@@ -190,7 +190,7 @@ def test_what_was_answered_is_still_there_after_kill_9(tmp_path: Path) -> None:
         assert demo.orders() == orders
 
 
-def test_what_kill_9_cut_short_runs_again_and_only_once(tmp_path: Path) -> None:
+def test_request_interrupted_by_kill_9_executes_once_after_restart(tmp_path: Path) -> None:
     key = _key()
     with Demo(tmp_path, "--lease", "1") as demo:
         with ThreadPoolExecutor(1) as thread:
@@ -213,7 +213,7 @@ def test_what_kill_9_cut_short_runs_again_and_only_once(tmp_path: Path) -> None:
         assert demo.order(key).content == answers[-1].content
 
 
-def test_a_polite_stop_lets_the_request_end_first(tmp_path: Path) -> None:
+def test_sigterm_waits_for_the_running_request(tmp_path: Path) -> None:
     key = _key()
     with Demo(tmp_path) as demo:
         with ThreadPoolExecutor(1) as thread:
@@ -226,7 +226,7 @@ def test_a_polite_stop_lets_the_request_end_first(tmp_path: Path) -> None:
         assert demo.order(key).content == first.content
 
 
-def test_a_client_that_leaves_finds_its_answer_when_it_comes_back(demo: Demo) -> None:
+def test_disconnected_client_receives_the_replay_on_retry(demo: Demo) -> None:
     key, before = _key(), len(demo.orders())
     with demo.client() as client:
         client.timeout = httpx.Timeout(0.3)

@@ -18,7 +18,7 @@ def _get(demo: Demo, path: str, token: str = ALPHA):
         return client.get(path, headers={"Authorization": f"Bearer {token}"})
 
 
-def test_an_order_is_where_its_location_says(demo: Demo) -> None:
+def test_location_header_leads_to_the_order(demo: Demo) -> None:
     placed = demo.order(str(uuid.uuid4()))
     read = _get(demo, placed.headers["location"])
     assert read.status_code == 200
@@ -29,7 +29,7 @@ def test_an_order_is_where_its_location_says(demo: Demo) -> None:
 
 
 @pytest.mark.parametrize("stranger", ["/orders/{id}", "/orders/nonsense", f"/orders/{uuid.UUID(int=0)}"])
-def test_what_is_not_ones_own_is_not_there(demo: Demo, stranger: str) -> None:
+def test_order_of_another_tenant_returns_404(demo: Demo, stranger: str) -> None:
     placed = demo.order(str(uuid.uuid4())).json()
     answer = _get(demo, stranger.format(**placed), BETA)
     assert (answer.status_code, answer.json()["code"]) == (404, "order_not_found")
@@ -49,12 +49,12 @@ def test_a_limit_is_a_number_within_reason(demo: Demo, limit: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/orders", f"/orders/{uuid.UUID(int=1)}"])
-def test_nobody_reads_without_a_token(demo: Demo, path: str) -> None:
+def test_reading_orders_without_a_token_returns_401(demo: Demo, path: str) -> None:
     with demo.client() as client:
         assert client.get(path).status_code == 401
 
 
-def test_openapi_knows_the_key(demo: Demo) -> None:
+def test_openapi_documents_the_key_header(demo: Demo) -> None:
     with demo.client() as client:
         post = client.get("/openapi.json").json()["paths"]["/orders"]["post"]
     key = next(parameter for parameter in post["parameters"] if parameter["name"] == "Idempotency-Key")
@@ -72,6 +72,6 @@ def test_ids_are_uuids_that_grow_with_time() -> None:
     assert str(early.id) < str(late.id)
 
 
-def test_times_survive_the_tables() -> None:
+def test_order_times_round_trip_through_the_database() -> None:
     created_at = place(WANTED).created_at
     assert datetime_of(moment(created_at)) == created_at

@@ -37,7 +37,7 @@ def _text(demo: Demo, path: str) -> str:
 
 
 @pytest.mark.parametrize("path", ["/", *PARTS])
-def test_nothing_comes_from_elsewhere(demo: Demo, path: str) -> None:
+def test_demo_pages_load_nothing_from_other_hosts(demo: Demo, path: str) -> None:
     text = _text(demo, path).replace('xmlns="http://www.w3.org/2000/svg"', "")
     assert "//" not in re.sub(r"^\s*// .*$", "", text, flags=re.MULTILINE)
     assert "@import" not in text
@@ -52,7 +52,7 @@ def test_everything_the_page_loads_or_links_to_is_there(demo: Demo) -> None:
         assert get(demo.url + address, follow_redirects=True).status_code == 200
 
 
-def test_the_script_asks_for_what_is_served(demo: Demo) -> None:
+def test_demo_script_requests_only_served_paths(demo: Demo) -> None:
     script, elements = _text(demo, "/demo.js"), _Elements(_text(demo, "/"))
     paths = get(f"{demo.url}/openapi.json").json()["paths"]
     asked = set(re.findall(r"(?:fetch|read)\([\"`](/[a-z-]+(?:/[a-z]+)?)", script))
@@ -98,7 +98,7 @@ def test_no_handler_is_written_into_the_page(demo: Demo) -> None:
         assert not [name for name in attributes if name.startswith("on") or name == "style"], tag
 
 
-def test_the_link_of_every_refusal_leads_to_its_section(demo: Demo) -> None:
+def test_problem_links_lead_to_sections_of_the_consumer_page(demo: Demo) -> None:
     # R11
     ids = _Elements(_text(demo, "/idempotency")).values("id")
     assert {problem.slug for problem in PROBLEMS.values()} <= set(ids)
@@ -113,5 +113,5 @@ def test_health_needs_no_token(demo: Demo) -> None:
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
-def test_a_key_on_a_page_changes_nothing(demo: Demo) -> None:
+def test_key_header_on_a_page_request_is_ignored(demo: Demo) -> None:
     assert get(demo.url, headers={"Idempotency-Key": str(uuid.uuid4())}).status_code == 200

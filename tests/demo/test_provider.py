@@ -53,7 +53,7 @@ def test_a_charge_is_in_the_ledger_once(provider: Provider) -> None:
     assert charge in provider.charges()
 
 
-def test_many_at_once_with_one_key_are_one_charge(provider: Provider) -> None:
+def test_concurrent_charges_with_one_key_create_one_charge(provider: Provider) -> None:
     key = _key()
     with ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(lambda _: provider.charge(key, ORDER), range(16)))
@@ -123,7 +123,7 @@ def test_a_fault_stands_until_it_is_taken_away(provider: Provider) -> None:
 
 
 @pytest.mark.parametrize("fault", ["", "nonsense", "delay", "delay:soon", "delay:-1", "delay:1e9", "decline:1"])
-def test_an_unknown_fault_is_told_those_that_there_are(provider: Provider, fault: str) -> None:
+def test_provider_rejects_an_unknown_fault_and_lists_valid_ones(provider: Provider, fault: str) -> None:
     refused = provider.client.post(f"{provider.url}/faults", json={"fault": fault})
     assert (refused.status_code, refused.json()["code"]) == (400, "unknown_fault")
     assert all(name in refused.json()["detail"] for name in NAMES)
@@ -156,7 +156,7 @@ def test_a_fault_strikes_a_whole_number_of_times(provider: Provider, times: obje
     assert refused.status_code == 400
 
 
-def test_faults_read_and_write_themselves() -> None:
+def test_fault_names_round_trip_and_counts_run_out() -> None:
     for name in ("delay:2.5", *NAMES[1:]):
         assert str(Fault.parse(name)) == name
     with pytest.raises(UnknownFaultError):
@@ -198,7 +198,7 @@ def test_a_provider_ends_with_the_one_who_started_it(tmp_path: Path) -> None:
         (["--webhooks", "https://somewhere"], "is not a URL like http"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, options: list[str], sentence: str) -> None:
+def test_provider_start_error_is_one_line(tmp_path: Path, options: list[str], sentence: str) -> None:
     (tmp_path / "list.txt").write_text("a shopping list, and no database at all " * 100)
     done = subprocess.run(
         [*COMMAND, "--port", "0", *options], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
@@ -238,7 +238,7 @@ class Inbox:
         self._server.server_close()
 
 
-def test_each_charge_is_told_with_a_signature(tmp_path: Path) -> None:
+def test_provider_sends_a_signed_webhook_for_each_charge(tmp_path: Path) -> None:
     with Inbox(refusals=2) as inbox, Provider(tmp_path, "--webhooks", inbox.url, "--secret", "s3cret") as provider:
         with pytest.raises(httpx.RemoteProtocolError):
             provider.charge(_key(), ORDER, x_demo_fault="drop-after")
@@ -265,7 +265,7 @@ def test_each_charge_is_told_with_a_signature(tmp_path: Path) -> None:
         assert provider.client.post(f"{provider.url}/webhooks", json={"url": "nowhere"}).status_code == 400
 
 
-async def test_what_never_left_is_told_apart(provider: Provider, tmp_path: Path) -> None:
+async def test_provider_client_distinguishes_unsent_from_lost_requests(provider: Provider, tmp_path: Path) -> None:
     # R102: only a connection that was never made is proof.
     content = json.dumps(ORDER).encode()
     with pytest.raises(AnswerLostError):
@@ -283,6 +283,6 @@ async def test_what_never_left_is_told_apart(provider: Provider, tmp_path: Path)
 
 
 @pytest.mark.parametrize("url", ["https://x", "nonsense", "http://", "http://x:port", "http://x:70000"])
-def test_an_address_that_cannot_be_asked_is_told(url: str) -> None:
+def test_provider_client_rejects_an_invalid_url(url: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a URL"):
         http_url(url)

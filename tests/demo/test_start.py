@@ -38,7 +38,7 @@ def _faultless(curl: list[str]) -> list[str]:
     return [*curl[: place - 1], *curl[place + 1 :]]
 
 
-def test_it_says_what_it_is_and_the_lines_it_prints_work(tmp_path: Path) -> None:
+def test_demo_prints_curl_commands_that_work(tmp_path: Path) -> None:
     with Demo(tmp_path) as demo:
         assert demo.output.startswith(f"oncekey-demo: a small shop at {demo.url}, ")
         assert "sqlite:///oncekey-demo.db" in demo.output
@@ -59,7 +59,7 @@ def test_it_says_what_it_is_and_the_lines_it_prints_work(tmp_path: Path) -> None
     assert (tmp_path / "oncekey-demo.db").exists()
 
 
-def test_the_lines_are_whole_on_a_terminal_too(tmp_path: Path) -> None:
+def test_demo_does_not_wrap_commands_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*COMMAND, "--port", "0"],
@@ -83,7 +83,7 @@ def test_the_lines_are_whole_on_a_terminal_too(tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         (["--store", "oracle://localhost/shop"], "there is no store for oracle"),
-        (["--store", "nonsense"], "is no store"),
+        (["--store", "nonsense"], "is not a store"),
         (["--store", "sqlite:///no/such/folder/x.db"], "cannot be opened"),
         (["--store", "memory:"], "needs a store that shares the application's transactions"),
         (["--lease", "0"], "lease: 0.0 is not allowed"),
@@ -95,7 +95,7 @@ def test_the_lines_are_whole_on_a_terminal_too(tmp_path: Path) -> None:
         (["--call-timeout", "0"], "call_timeout: 0.0 is not allowed"),
     ],
 )
-def test_what_is_wrong_is_one_line(tmp_path: Path, options: list[str], sentence: str) -> None:
+def test_demo_start_error_is_one_line(tmp_path: Path, options: list[str], sentence: str) -> None:
     code, said, (line,) = _run(tmp_path, *options)
     assert (code, said) == (1, "")
     assert line.startswith("oncekey-demo: ")
@@ -106,7 +106,7 @@ def test_a_file_that_is_no_database_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "oncekey-demo.db").write_text("a shopping list, and no database at all " * 100)
     code, said, (line,) = _run(tmp_path)
     assert (code, said) == (1, "")
-    assert "no SQLite database" in line
+    assert "not a SQLite database" in line
 
 
 def test_a_schema_from_the_future_is_one_line(tmp_path: Path) -> None:
@@ -176,20 +176,20 @@ def test_each_line_has_its_own_key_where_it_needs_one() -> None:
     assert sum("X-Demo-Delay" in command for command in lines.values()) == 1
 
 
-def test_the_ledger_lies_beside_the_store() -> None:
+def test_ledger_file_is_next_to_the_store_file() -> None:
     assert ledger_next_to("sqlite:///oncekey-demo.db") == Path("oncekey-demo-provider.db")
     assert ledger_next_to("sqlite:////var/shop/demo.db?busy=1") == Path("/var/shop/oncekey-demo-provider.db")
     assert ledger_next_to("postgresql://localhost/shop") == Path("oncekey-demo-provider.db")
 
 
-def test_a_ledger_that_cannot_be_used_is_told_in_a_line_of_each(tmp_path: Path) -> None:
+def test_unusable_ledger_prints_one_line_per_process(tmp_path: Path) -> None:
     code, said, lines = _run(tmp_path, "--provider-ledger", "no/such/folder/ledger.db")
     assert (code, said) == (1, "")
     assert [line.partition(": ")[0] for line in lines] == ["oncekey provider", "oncekey-demo"]
     assert "cannot be used" in lines[0]
 
 
-def test_the_ledger_may_lie_elsewhere(tmp_path: Path) -> None:
+def test_provider_ledger_option_sets_the_ledger_path(tmp_path: Path) -> None:
     (tmp_path / "books").mkdir()
     with Demo(tmp_path, "--provider-ledger", "books/ledger.db") as demo:
         assert demo.ledger() == []
@@ -197,7 +197,9 @@ def test_the_ledger_may_lie_elsewhere(tmp_path: Path) -> None:
     assert not (tmp_path / "oncekey-demo-provider.db").exists()
 
 
-def test_the_version_is_that_of_the_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_option_prints_the_oncekey_demo_version(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["oncekey-demo", "--version"])
     with pytest.raises(SystemExit) as caught:
         command.main()

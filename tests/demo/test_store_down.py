@@ -33,7 +33,7 @@ def _refused(demo: Demo) -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("place", ["nobody:s3cret@127.0.0.1:{port}/shop", "127.0.0.1:{port}/shop"])
-def test_no_server_at_the_start_is_one_line(tmp_path: Path, driver: str, place: str) -> None:
+def test_demo_without_a_database_server_prints_one_line(tmp_path: Path, driver: str, place: str) -> None:
     store = f"postgresql+{driver}://{place.format(port=free_port())}"
     command = [*COMMAND, "--port", str(free_port()), "--store", store]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
@@ -44,7 +44,7 @@ def test_no_server_at_the_start_is_one_line(tmp_path: Path, driver: str, place: 
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_server_that_dies_in_flight_costs_nothing(tmp_path: Path, driver: str) -> None:
+def test_database_crash_during_a_request_loses_and_repeats_nothing(tmp_path: Path, driver: str) -> None:
     # R110: nothing ran, so nothing is doubtful
     kept, refused, cut = (str(uuid.uuid4()) for _ in range(3))
     with PostgresServer() as server:
@@ -78,7 +78,7 @@ def test_a_server_that_dies_in_flight_costs_nothing(tmp_path: Path, driver: str)
             assert "Traceback" not in demo.output
 
 
-def test_a_file_that_somebody_else_keeps_locked_is_an_outage_and_no_more(tmp_path: Path) -> None:
+def test_locked_sqlite_file_returns_503_and_executes_nothing(tmp_path: Path) -> None:
     key = str(uuid.uuid4())
     with Demo(tmp_path) as demo:
         sqlite = sqlite3

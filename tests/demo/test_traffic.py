@@ -32,7 +32,7 @@ def store(tmp_path: Path, request: pytest.FixtureRequest) -> str:
     return dsn
 
 
-def test_there_is_something_of_every_kind_to_look_at(tmp_path: Path, store: str) -> None:
+def test_demo_traffic_creates_records_of_every_kind(tmp_path: Path, store: str) -> None:
     with Demo(tmp_path, "--traffic", "4", "--seed", "7", *QUICK, store=store) as demo:
         wait_until(lambda: "traffic: 4 of 4 s. " in demo.output)
         *_, last = (line for line in demo.output.splitlines() if line.startswith("traffic: "))

@@ -60,7 +60,7 @@ def store(tmp_path: Path, request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("store", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize("webhooks", ["on", "off"])
-def test_it_is_settled_with_and_without_webhooks(tmp_path: Path, store: str, webhooks: str) -> None:
+def test_unknown_outcomes_are_settled_with_and_without_webhooks(tmp_path: Path, store: str, webhooks: str) -> None:
     # R135, R136, R137, F22: one charge each, every retry replays 201, and the payment's own row is settled
     with Demo(tmp_path, *QUICK, "--webhooks", webhooks, store=store) as demo:
         keys = {route: _doubted(demo, route) for route in ROUTES}
@@ -109,7 +109,7 @@ def test_forged_old_and_repeated_webhooks_change_nothing(apart: tuple[Demo, Prov
         assert demo.post(route, key).content == answer.content
 
 
-def test_without_a_provider_to_ask_it_ends_at_an_operator(tmp_path: Path, store: str) -> None:  # R138, R143
+def test_operator_settles_an_unknown_outcome_if_the_provider_is_down(tmp_path: Path, store: str) -> None:  # R138, R143
     with Provider(tmp_path) as provider:
         options = ("--lease", "3", "--call-timeout", "1.5", "--interval", "3600", "--provider", provider.url)
         with Demo(tmp_path, *options, store=store) as demo:
@@ -141,7 +141,7 @@ def test_without_a_provider_to_ask_it_ends_at_an_operator(tmp_path: Path, store:
             assert "seen in the provider's books" in history
 
 
-def test_a_planted_charge_is_found_in_the_books(apart: tuple[Demo, Provider], store: str) -> None:  # R140
+def test_ledger_reconciliation_finds_a_planted_charge(apart: tuple[Demo, Provider], store: str) -> None:  # R140
     demo, provider = apart
     for route in ROUTES:
         key = _key()

@@ -14,7 +14,7 @@ from harness.provider import Provider
 WORKER = (sys.executable, "-c", "from oncekey.cli import main; main()", "worker", "--app", "oncekey_demo.service:once")
 
 
-def test_a_worker_of_its_own_makes_the_transfer(tmp_path: Path) -> None:
+def test_separate_worker_process_executes_the_transfer(tmp_path: Path) -> None:
     # R122, R124
     store = f"sqlite:///{tmp_path / 'demo.db'}"
     with (

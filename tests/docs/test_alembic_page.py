@@ -72,7 +72,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue("postgres_dsn")).replace("postgresql://", "postgresql+psycopg://")
 
 
-async def test_a_revision_makes_our_tables_and_autogenerate_does_not_see_them(tmp_path: Path, url: str) -> None:
+async def test_alembic_revision_creates_tables_that_autogenerate_ignores(tmp_path: Path, url: str) -> None:
     project = Project(tmp_path, url)
     project.alembic("upgrade", "head")
     assert await project.standings() == {MigrationState.APPLIED}
@@ -90,7 +90,7 @@ async def test_without_the_guides_line_autogenerate_drops_them(tmp_path: Path, u
     assert "op.drop_table('record', schema='oncekey')" in upgrade or "op.drop_table('oncekey_record')" in upgrade
 
 
-async def test_tables_that_were_made_otherwise_are_left_alone(tmp_path: Path, url: str) -> None:
+async def test_autogenerate_ignores_tables_created_by_oncekey_migrate(tmp_path: Path, url: str) -> None:
     engine = aconnect(url.replace("+psycopg", ""))
     await engine.migrate()
     await engine.close()
@@ -132,7 +132,9 @@ async def test_alembic_and_our_own_command_make_the_same_tables(postgres_dsn: st
         ("oncekey_note", "column", {"schema_name": None, "table_name": "orders"}, True),
     ],
 )
-def test_what_is_ours(name: str | None, kind: str, parents: dict[str, str | None], included: bool) -> None:
+def test_include_name_excludes_only_oncekey_tables(
+    name: str | None, kind: str, parents: dict[str, str | None], included: bool
+) -> None:
     assert include_name(name, kind, parents) is included
 
 
@@ -151,20 +153,20 @@ class _Recorded:
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 1), (2, 1), (1, NEWEST + 1)])
-def test_numbers_that_are_not_there_are_refused_before_anything_runs(first: int, last: int) -> None:
+def test_alembic_run_rejects_unknown_migration_numbers(first: int, last: int) -> None:
     op = _Recorded("postgresql")
     with pytest.raises(ConfigurationError, match=f"are 1 to {NEWEST} in this version"):
         run(op, first, last)
     assert op.said == []
 
 
-def test_a_database_that_has_no_tables_of_ours_is_refused() -> None:
+def test_alembic_run_rejects_an_unsupported_database() -> None:
     with pytest.raises(ConfigurationError, match="no tables for oracle"):
         run(_Recorded("oracle"), 1, 1)
 
 
 @pytest.mark.parametrize("name", ["mariadb", "mysql"])
-def test_a_revision_makes_the_tables_on_either(name: str, mariadb_url: str, mysql_url: str) -> None:
+def test_alembic_revision_creates_tables_on_mariadb_and_mysql(name: str, mariadb_url: str, mysql_url: str) -> None:
     url = {"mariadb": mariadb_url, "mysql": mysql_url}[name]
     engine = create_engine(url.replace(name, f"{name}+pymysql", 1))
     with engine.begin() as connection:

@@ -42,12 +42,12 @@ def lines_of(page: str) -> list[str]:
     return [" ".join(one.split()) for one in found]
 
 
-def test_every_line_names_how_to_see_it() -> None:
+def test_every_checklist_line_names_its_verification() -> None:
     for line in lines_of(CHECKLIST):
         assert " → " in line, line
 
 
-def test_the_published_checklist_is_there_line_by_line() -> None:
+def test_published_checklist_contains_every_line_of_the_pattern() -> None:
     # R273
     section = CHECKLIST.partition("## Published verification checklist")[2]
     found = lines_of(section)

@@ -119,7 +119,7 @@ def migrate(project: Path) -> None:
     run(project, "manage.py", "migrate", "--run-syncdb", "--verbosity", "0")
 
 
-def test_the_project_of_the_page(project: Path) -> None:
+def test_django_guide_project_works_as_described(project: Path) -> None:
     lines = [shlex.split(line) for block in PAGE.blocks("sh") for line in block.text.splitlines()]
     installing, *commands = lines
     assert installing[:2] == ["pip", "install"]
@@ -135,7 +135,7 @@ def test_the_project_of_the_page(project: Path) -> None:
     assert nobody == 401
 
 
-def test_a_payment_whose_process_was_killed_is_completed_by_a_worker_and_its_client_sees_the_status(
+def test_worker_completes_a_django_payment_whose_process_was_killed(
     project: Path,
 ) -> None:
     migrate(project)
@@ -161,7 +161,7 @@ def test_a_payment_whose_process_was_killed_is_completed_by_a_worker_and_its_cli
             "",
             "oncekey.W004) pay has effects=PHASED, and a worker that resumes",
         ),
-        ("number = resumed_as(request)", "number = None", "oncekey.W004) pay has effects=PHASED"),
+        ("user_id = resumed_as(request)", "user_id = None", "oncekey.W004) pay has effects=PHASED"),
         (
             'key>", key_status)',
             'key>", once.status_view)',
@@ -174,7 +174,9 @@ def test_a_payment_whose_process_was_killed_is_completed_by_a_worker_and_its_cli
         ),
     ],
 )
-def test_the_check_reports_what_the_page_warns_of(project: Path, without: str, instead: str, finding: str) -> None:
+def test_django_check_reports_the_warnings_of_the_guide(
+    project: Path, without: str, instead: str, finding: str
+) -> None:
     for file in ("settings", "once", "urls"):
         path = project / "shop" / f"{file}.py"
         path.write_text(path.read_text().replace(without, instead))

@@ -44,7 +44,7 @@ def _client(module: ModuleType) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://shop.example")
 
 
-async def test_a_worker_finishes_in_the_name_of_a_client_that_never_came_back(program: Program) -> None:
+async def test_worker_completes_a_request_as_its_absent_client(program: Program) -> None:
     # R116, R120, H7: without its credentials, with the header that the application asked to keep
     module = program("completed.py", _text("phased.md", "completed.py"))
     _say("completed.db", "CREATE TABLE refunds (id INTEGER PRIMARY KEY, region TEXT)")
@@ -61,7 +61,7 @@ async def test_a_worker_finishes_in_the_name_of_a_client_that_never_came_back(pr
     assert answer.headers["Idempotent-Replayed"] == "true"
 
 
-async def test_a_resolver_finds_out_what_no_webhook_told(program: Program, tmp_path: Path) -> None:
+async def test_resolver_settles_a_call_without_a_webhook(program: Program, tmp_path: Path) -> None:
     # R135, H5: without workers, so that the question comes when the test says so
     with Provider(tmp_path) as provider:
         text = _text("unknown.md", "found.py").replace("http://127.0.0.1:2525", provider.url)
@@ -77,7 +77,9 @@ async def test_a_resolver_finds_out_what_no_webhook_told(program: Program, tmp_p
         assert (answer.status_code, answer.json()) == (201, {"charge": charge["id"]})
 
 
-async def test_a_small_application_needs_no_other_process(program: Program, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_application_with_workers_true_delivers_messages_in_process(
+    program: Program, capsys: pytest.CaptureFixture[str]
+) -> None:
     # With the one word that the page adds.
     text = _text("workers.md", "jobs.py")
     module = program("jobs.py", text.replace("migrate=True", "migrate=True, workers=True"))

@@ -14,7 +14,7 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_the_page_shows_is_in_the_example(name: str) -> None:
+def test_code_shown_on_the_page_is_in_the_example(name: str) -> None:
     example, pieces, _ = PAGES[name]
     shown = [_unindented(block.text) for block in Page(ROOT / f"docs/howto/{name}.md").blocks("text")]
     assert len(shown) == pieces
@@ -23,7 +23,7 @@ def test_what_the_page_shows_is_in_the_example(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_the_example_is_small(name: str) -> None:
+def test_example_is_shorter_than_its_limit(name: str) -> None:
     example, _, longest = PAGES[name]
     assert len((ROOT / f"examples/{example}.py").read_text(encoding="utf-8").splitlines()) < longest
 

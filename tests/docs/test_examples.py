@@ -156,7 +156,7 @@ def begun(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("name", SHOPS)
-def test_a_shop_keeps_every_promise(name: str, folder: Path) -> None:
+def test_example_shop_passes_the_conformance_check(name: str, folder: Path) -> None:
     port = free_port()
     with shop(name, port, folder) as log, acme(port) as client:
 

@@ -26,7 +26,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_payments_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_guide_payments_work_as_described(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = [one for one in Page(ROOT / "docs/howto/functions.md").blocks("python") if one.file == "payments.py"]
     with closing(sqlite3.connect("payments.db")) as connection:
         connection.execute("CREATE TABLE payments (id INTEGER PRIMARY KEY, customer TEXT, amount TEXT)")
@@ -79,7 +79,9 @@ class CallReport:
 EVENT = json.dumps({"product": "tea"})
 
 
-def test_rabbitmq(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rabbitmq_consumer_of_the_guide_acks_nacks_and_rejects(
+    take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_delivery, channel = shape("on_delivery", folder, monkeypatch), CallReport()
     method, properties = SimpleNamespace(delivery_tag=7), SimpleNamespace(message_id="m-1")
     for receiver in (take, take, lambda *_: BUSY, lambda *_: DEAD):
@@ -88,7 +90,9 @@ def test_rabbitmq(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert amount() == 9
 
 
-def test_kafka(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kafka_consumer_of_the_guide_commits_each_record(
+    take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_record, consumer = shape("on_record", folder, monkeypatch), CallReport()
     parts = {"topic": "sold", "partition": 0, "offset": 42, "value": EVENT.encode()}
     record = SimpleNamespace(**{name: (lambda part=part: part) for name, part in parts.items()})
@@ -100,7 +104,9 @@ def test_kafka(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert (buried, waits, amount()) == ([(record, "refused")], [], 9)
 
 
-def test_sqs(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sqs_consumer_of_the_guide_deletes_handled_messages(
+    take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_received, sqs = shape("on_received", folder, monkeypatch), CallReport()
     message = {"MessageId": "m-1", "Body": EVENT, "ReceiptHandle": "r-1"}
     for receiver in (take, take, lambda *_: BUSY, lambda *_: DEAD):
@@ -111,7 +117,9 @@ def test_sqs(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert amount() == 9
 
 
-def test_webhooks(take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_webhook_receiver_of_the_guide_returns_the_shown_statuses(
+    take: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     on_webhook = shape("on_webhook", folder, monkeypatch)
     body = json.dumps({"id": "evt_1", "data": {"product": "tea"}}).encode()
     answers = [on_webhook(one, body) for one in (take, take, lambda *_: BUSY, lambda *_: DEAD)]

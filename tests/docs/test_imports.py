@@ -58,13 +58,13 @@ def ours() -> list[tuple[str, str, str]]:
     )
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_import_scan_finds_imports_in_the_pages() -> None:
     assert len(ours()) > 40
     assert ("docs/howto/unknown.md", "oncekey", "Sighting") in ours()
 
 
 @pytest.mark.parametrize(("page", "module", "name"), ours())
-def test_pages_import_what_is_exported(page: str, module: str, name: str) -> None:
+def test_pages_import_only_public_names(page: str, module: str, name: str) -> None:
     if module == "oncekey":
         assert name == "" or name in oncekey.__all__
     else:
@@ -72,6 +72,6 @@ def test_pages_import_what_is_exported(page: str, module: str, name: str) -> Non
     assert name == "" or hasattr(import_module(module), name)
 
 
-def test_everything_that_is_exported_is_there() -> None:
+def test_every_name_in_all_exists_once() -> None:
     assert sorted(set(oncekey.__all__)) == sorted(oncekey.__all__)
     assert [name for name in oncekey.__all__ if not hasattr(oncekey, name)] == []

@@ -53,7 +53,7 @@ def _say(statement: str) -> None:
         connection.execute(statement)
 
 
-async def test_only_a_token_that_was_verified_gets_in(program: ModuleType) -> None:
+async def test_jwt_guide_accepts_only_verified_tokens(program: ModuleType) -> None:
     secret = program.SECRET
     refused = [
         _token(secret, exp=int(time.time()) - 1),
@@ -74,7 +74,7 @@ async def test_only_a_token_that_was_verified_gets_in(program: ModuleType) -> No
         assert (answer.status_code, answer.json()) == (201, {"refund": "re_1", "by": "ann"})
 
 
-async def test_a_renewed_token_is_the_same_caller_and_another_tenant_is_not(program: ModuleType) -> None:
+async def test_renewed_jwt_replays_and_another_tenant_executes(program: ModuleType) -> None:
     secret = program.SECRET
     async with program.once.lifespan(program.app), _client(program) as client:
         first = await client.post("/refunds", headers=_headers(_token(secret)))
@@ -98,7 +98,7 @@ def _lost_once(module: ModuleType) -> None:
     module.refund = lost
 
 
-async def test_a_worker_without_a_token_finishes_in_the_users_name(program: ModuleType) -> None:
+async def test_worker_completes_a_jwt_request_as_its_user(program: ModuleType) -> None:
     _lost_once(program)
     headers = _headers(_token(program.SECRET))
     async with program.once.lifespan(program.app), _client(program) as client:
@@ -113,7 +113,7 @@ async def test_a_worker_without_a_token_finishes_in_the_users_name(program: Modu
 
 
 @pytest.mark.parametrize("program", [("HTTPBearer(auto_error=False)", "HTTPBearer()")], indirect=True)
-async def test_with_auto_error_the_worker_is_refused_and_its_log_says_so(
+async def test_auto_error_rejects_the_worker_and_logs_a_hint(
     program: ModuleType, caplog: pytest.LogCaptureFixture
 ) -> None:
     # The reason for the guide's first rule: without it nothing but the client's own retry goes on.

@@ -102,7 +102,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(("program", "dies_at"), CASES)
-def test_what_is_left_by_a_kill(program: Program, dies_at: str, tmp_path: Path) -> None:
+def test_killed_function_of_a_guide_leaves_the_documented_state(program: Program, dies_at: str, tmp_path: Path) -> None:
     database, module = tmp_path / program.database, program.file.removesuffix(".py")
     (tmp_path / program.file).write_text(Page(ROOT / program.page).program(program.file))
     (tmp_path / "run_and_die.py").write_text(RUNNER)

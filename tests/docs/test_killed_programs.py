@@ -296,7 +296,9 @@ class Running:
 
 
 @pytest.mark.parametrize(("program", "dies_at"), CASES)
-def test_what_is_left_by_a_kill(program: Program, dies_at: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_killed_program_of_a_guide_leaves_the_documented_state(
+    program: Program, dies_at: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     dsn = cache(lambda: str(request.getfixturevalue("postgres_dsn")))
     with ExitStack() as stack:
         provider = None if program.charges is None else stack.enter_context(Provider(tmp_path))

@@ -48,7 +48,7 @@ def _orders(client: httpx.AsyncClient) -> Callable[..., Awaitable[Said]]:
     return order
 
 
-async def test_new_keys_are_limited_and_known_ones_are_answered(limited: ModuleType) -> None:
+async def test_rate_limit_applies_to_new_keys_but_not_to_replays(limited: ModuleType) -> None:
     # R188
     async with limited.once.lifespan(limited.app), _client(limited) as client:
         order = _orders(client)
@@ -62,7 +62,7 @@ async def test_new_keys_are_limited_and_known_ones_are_answered(limited: ModuleT
         assert replayed.headers["Idempotent-Replayed"] == "true"
 
 
-async def test_look_ups_are_limited(limited: ModuleType) -> None:
+async def test_rate_limit_applies_to_status_lookups(limited: ModuleType) -> None:
     # R187
     async with limited.once.lifespan(limited.app), _client(limited) as client:
         await _orders(client)(1)
@@ -71,7 +71,7 @@ async def test_look_ups_are_limited(limited: ModuleType) -> None:
         assert (seen[2].json()["code"], seen[2].headers["Retry-After"]) == (LIMITED, "1")
 
 
-async def test_an_old_request_is_not_executed_unless_its_key_is_known(limited: ModuleType) -> None:
+async def test_request_older_than_the_limit_returns_412_unless_stored(limited: ModuleType) -> None:
     # R189
     async with limited.once.lifespan(limited.app), _client(limited) as client:
         order = _orders(client)

@@ -61,14 +61,14 @@ def test_every_page_is_linked_from_another_one() -> None:
 
 
 @pytest.mark.parametrize("page", EVERY, ids=lambda page: page.name)
-def test_a_link_to_a_site_is_encrypted(page: Page) -> None:
+def test_external_links_use_https(page: Page) -> None:
     # The demo's own address is no site.
     plain = [link for link in page.links() if urlsplit(link).scheme == "http"]
     assert [link for link in plain if not re.match(r"http://(127\.0\.0\.1|localhost)[:/]", link)] == []
 
 
 @pytest.mark.parametrize(("old", "new"), MOVED.items())
-def test_a_page_that_moved_leads_to_a_heading(old: str, new: str) -> None:
+def test_moved_page_redirects_to_an_existing_heading(old: str, new: str) -> None:
     name, _, fragment = new.partition("#")
     assert not (ROOT / "docs" / old).exists()
     assert fragment in Page(ROOT / "docs" / name).anchors()

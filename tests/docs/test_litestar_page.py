@@ -20,7 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_shop_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_litestar_guide_shop_works_as_described(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with closing(sqlite3.connect("shop.db")) as connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT)")
     module: Any = load(Page(ROOT / "docs/howto/litestar.md").program("shop.py"), "shop.py", folder, monkeypatch)
@@ -33,7 +33,7 @@ def test_the_shop_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
             assert send(server.port, path, {"product": "tea"}, key=None).status == 400
 
 
-def test_the_orders_of_the_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_litestar_guide_orders_program_works_as_described(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module: Any = load(Page(ROOT / "docs/howto/litestar.md").program("orders.py"), "orders.py", folder, monkeypatch)
     module.app.on_shutdown.append(module.alchemy.get_engine().dispose)  # the plugin does so once in a process
     with Served(module.app) as server:

@@ -46,7 +46,7 @@ async def counted(client: httpx.AsyncClient) -> str:
     return "\n".join(sorted(line for line in lines if line.startswith("api_idempotency_requests_total"))) + "\n"
 
 
-async def test_optional_measured_required(
+async def test_live_endpoint_guide_moves_keys_from_optional_to_required(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)

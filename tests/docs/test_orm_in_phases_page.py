@@ -18,7 +18,7 @@ KEY = {"Idempotency-Key": "4c1d9a3e-6d0b-4f53-8f0e-5f1f3f7f9999", "Authorization
 PAYMENT = {"customer": "c-1", "amount": 1999}
 
 
-async def test_a_payment_whose_reply_was_lost_is_one_row_and_one_charge(
+async def test_orm_payment_with_a_lost_reply_is_stored_and_charged_once(
     postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R115, R116
@@ -28,7 +28,7 @@ async def test_a_payment_whose_reply_was_lost_is_one_row_and_one_charge(
         )
         program: Any = load(text, "ledger.py", tmp_path, monkeypatch)
         async with program.engine.begin() as connection:
-            await connection.run_sync(program.Tables.metadata.create_all)
+            await connection.run_sync(program.Base.metadata.create_all)
         async with program.app.router.lifespan_context(program.app):
             async with program.AsyncSession(program.engine) as session:
                 session.add(program.User(token="ann", tenant="shop-1"))

@@ -123,10 +123,10 @@ EXERCISES: dict[str, tuple[Sequence[str], Sequence[Send]]] = {
         (),
         (
             Send("/v1/cards", 401),
-            Send("/v1/cards", 201, headers=_as("token-a"), has={"of": "acme"}),
-            Send("/v1/cards", 201, headers=_as("token-b"), has={"of": "bolt"}),
-            Send("/v1/cards", 201, headers=_as("token-a"), has={"of": "acme"}, replayed=True),
-            Send("/reindex", 201, has={"of": "operators"}),
+            Send("/v1/cards", 201, headers=_as("token-a"), has={"tenant": "acme"}),
+            Send("/v1/cards", 201, headers=_as("token-b"), has={"tenant": "bolt"}),
+            Send("/v1/cards", 201, headers=_as("token-a"), has={"tenant": "acme"}, replayed=True),
+            Send("/reindex", 201, has={"tenant": "operators"}),
             Send(f"/v1/idempotency-keys/{KEY['Idempotency-Key']}", 200, headers=_as("token-a"), method="GET"),
             Send(f"/idempotency-keys/{KEY['Idempotency-Key']}", 200, method="GET", has={"operation": "reindex"}),
         ),
@@ -261,7 +261,7 @@ async def _send(client: httpx.AsyncClient, send: Send) -> None:
         assert answer.json()[name] == value
 
 
-def test_every_program_is_served_by_its_page_or_exercised_here() -> None:
+def test_every_program_of_the_pages_is_run_by_a_test() -> None:
     forgotten = [
         _name(page, block)
         for page, block in _programs("python")
@@ -285,7 +285,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_a_program_does_what_its_page_says(
+def test_guide_program_works_as_its_page_describes(
     name: str, folder: Path, dsn: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     statements, sends = EXERCISES[name]
@@ -303,9 +303,7 @@ def test_a_program_does_what_its_page_says(
     asyncio.run(exercise())
 
 
-def test_an_outside_call_that_was_not_made_runs_again_and_a_lost_one_does_not(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsent_call_is_retried_and_a_lost_call_is_unknown(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # R100, R101, R102
     name, port = "docs/howto/unknown.md:payments.py", str(free_port())
     module = load(BLOCKS[name].text.replace("2525", port), "payments.py", folder, monkeypatch)

@@ -42,7 +42,7 @@ def _sources(*folders: str) -> list[Path]:
     return [*found, ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
 
-def test_every_rule_and_every_hole_is_there() -> None:
+def test_protocol_page_defines_every_rule_and_failure() -> None:
     counts = {"P": 7, "L": 8, "H": 7, "O": 5, "U": 3, "D": 1, "A": 4}
     assert [*RULES] == [f"{letter}{number}" for letter, last in counts.items() for number in range(1, last + 1)]
     assert [*HOLES] == [f"F{number}" for number in range(1, 43)]
@@ -50,7 +50,7 @@ def test_every_rule_and_every_hole_is_there() -> None:
 
 
 @pytest.mark.parametrize("code", PROOFS)
-def test_what_is_named_as_a_proof_cites_what_it_proves(code: str) -> None:
+def test_proof_file_cites_the_rule_that_it_proves(code: str) -> None:
     assert PROOFS[code]
     for name in PROOFS[code]:
         text = (ROOT / name).read_text()
@@ -70,7 +70,7 @@ def test_every_code_in_the_source_is_defined() -> None:
     assert not unknown
 
 
-def test_the_numbers_of_requirements_stand_in_tests_only() -> None:
+def test_requirement_numbers_occur_only_in_tests() -> None:
     found = {
         (path.relative_to(ROOT).as_posix(), code)
         for path in _sources("src", "packages", "docs", "examples", "bench")

@@ -61,9 +61,7 @@ def stranger(tmp_path: Path) -> str:
     return python
 
 
-def test_the_quick_start_runs_as_written_with_nothing_but_what_it_names(
-    stranger: str, tmp_path: Path, postgres_dsn: str
-) -> None:
+def test_quick_start_runs_with_only_the_packages_it_names(stranger: str, tmp_path: Path, postgres_dsn: str) -> None:
     assert "site-packages" in _run(stranger, "-I", "-c", "import oncekey; print(oncekey.__file__)")
     folder = tmp_path / "shop"
     folder.mkdir()
@@ -73,7 +71,7 @@ def test_the_quick_start_runs_as_written_with_nothing_but_what_it_names(
         assert connection.execute("SELECT tenant, product FROM orders").fetchall() == [("acme", "tea")]
 
 
-def test_the_quick_start_shows_the_database_the_table_the_authentication_and_the_server() -> None:
+def test_quick_start_shows_database_table_authentication_and_server() -> None:
     blocks = README.section(SECTION)
     assert any("\ncreatedb shop\n" in block.text for block in blocks if block.language == "sh")
     assert any("CREATE TABLE orders" in block.text for block in blocks if block.language == "sql")
@@ -82,7 +80,7 @@ def test_the_quick_start_shows_the_database_the_table_the_authentication_and_the
     assert "uvicorn" in _installed(), "the server is named where it is installed"
 
 
-def test_the_readme_is_short_and_in_the_order_of_a_newcomers_questions() -> None:
+def test_readme_is_short_with_its_sections_in_order() -> None:
     lines = README.text.splitlines()
     assert len(lines) <= LINES
     assert [line.removeprefix("## ") for line in lines if line.startswith("## ")] == [

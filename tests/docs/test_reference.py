@@ -41,12 +41,12 @@ def _page(name: str) -> Page:
 
 
 @pytest.mark.parametrize("name", GENERATOR.PAGES)
-def test_a_generated_page_is_what_the_code_says_today(name: str) -> None:
+def test_generated_reference_page_is_up_to_date(name: str) -> None:
     stale = f"{name} is not what the code says: run `python -m docs.generator` and commit it"
     assert (ROOT / "docs" / name).read_text(encoding="utf-8") == GENERATOR.PAGES[name](), stale
 
 
-def test_every_page_of_the_reference_is_generated_or_leads_to_those_that_are() -> None:
+def test_every_reference_page_is_generated_or_the_index() -> None:
     generated = {name.removeprefix("reference/") for name in GENERATOR.PAGES if name.startswith("reference/")}
     assert {page.path.name for page in pages("docs/reference/*.md")} == {"README.md", *generated}
 
@@ -58,7 +58,7 @@ def _described() -> dict[str, str]:
     return {name: group for group, sentences in GENERATOR.settings.groups().items() for name in sentences}
 
 
-def test_every_setting_has_its_sentence_and_no_other_has() -> None:
+def test_every_setting_is_described_exactly_once() -> None:
     assert sorted(_described()) == sorted(setting.name for setting in fields(Policy))
     assert sum(len(sentences) for sentences in GENERATOR.settings.groups().values()) == len(fields(Policy))
 
@@ -75,11 +75,11 @@ def test_every_setting_is_read_by_something(setting: str) -> None:
 # Problems (R229, R233)
 
 
-def test_every_code_says_what_happened_and_what_a_client_does() -> None:
+def test_every_problem_code_has_advice_for_clients() -> None:
     assert set(GENERATOR.problems.ADVICE) == set(Code) == set(PROBLEMS)
 
 
-def test_the_statuses_on_the_page_are_those_of_both_flavors() -> None:
+def test_problems_page_lists_the_statuses_of_both_flavors() -> None:
     text = _page("problems.md").text
     for code, problem in PROBLEMS.items():
         ietf, stripe = problem.status_in(Flavor.IETF), problem.status_in(Flavor.STRIPE)
@@ -140,7 +140,7 @@ def _answers() -> list[Answer]:
     return [*refusals, *(replay(Replay(_record(body), 0), policy, **told) for body in (b"{}", None))]
 
 
-def test_every_header_on_the_page_is_sent_and_every_header_that_is_sent_is_on_the_page() -> None:
+def test_headers_page_lists_exactly_the_response_headers() -> None:
     sent = {name.decode().lower() for answer in _answers() for name, _ in answer.headers}
     assert sent == {name.lower() for name in GENERATOR.headers.RESPONSE}
 
@@ -157,7 +157,7 @@ def test_every_idempotency_header_that_a_page_names_exists(page: Page) -> None:
 
 
 @pytest.mark.parametrize("package", [GENERATOR.schema.POSTGRES, GENERATOR.schema.SQLITE])
-def test_every_column_says_why_it_is_there(package: str) -> None:
+def test_every_table_column_has_a_documented_reason(package: str) -> None:
     columns = GENERATOR.schema.columns(package)
     own = {"memo_version"} if package == GENERATOR.schema.POSTGRES else set()
     assert {column.name for column in columns} == {*COLUMNS, *own}
@@ -165,7 +165,7 @@ def test_every_column_says_why_it_is_there(package: str) -> None:
     assert [column.name for column in columns if not (column.why or GENERATOR.schema.WHY.get(column.name))] == []
 
 
-def test_no_reason_is_left_over_and_every_constraint_has_one() -> None:
+def test_documented_reasons_match_columns_and_constraints() -> None:
     assert set(GENERATOR.schema.WHY) <= {*COLUMNS, "memo_version"}
     assert set(GENERATOR.schema.constraints()) == set(GENERATOR.schema.CHECKS)
 

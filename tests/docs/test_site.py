@@ -50,13 +50,13 @@ def address(site: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_every_page_is_there(site: Path) -> None:
+def test_site_contains_every_documentation_page(site: Path) -> None:
     for page in pages("docs/*.md", "docs/*/*.md"):
         name = page.name.removeprefix("docs/").replace("README.md", "index.html").replace(".md", ".html")
         assert (site / name).exists() == (page.path.name != "0000-template.md"), name
 
 
-def test_a_page_that_moved_leads_to_its_new_place(site: Path) -> None:
+def test_moved_page_redirects_to_its_new_url(site: Path) -> None:
     for old, new in SITE.MOVED.items():
         page = (site / old).with_suffix(".html")
         (target,) = re.findall(r'url=([^"]+)"', page.read_text())
@@ -64,14 +64,14 @@ def test_a_page_that_moved_leads_to_its_new_place(site: Path) -> None:
         assert f'id="{fragment}"' in (page.parent / file).read_text(), new
 
 
-def test_decisions_are_found_by_their_list_only(site: Path) -> None:
+def test_decision_records_are_only_reachable_through_their_index(site: Path) -> None:
     index = json.loads((site / "search" / "search_index.json").read_text())
     pages = {entry["location"].partition("#")[0] for entry in index["docs"]}
     assert {page for page in pages if page.startswith("adr/")} == {"adr/index.html"}
     assert "adr/0001" not in (site / "index.html").read_text()
 
 
-def test_the_reference_begins_with_once_and_has_every_name_and_no_number_of_a_rule(site: Path) -> None:
+def test_python_reference_lists_public_names_in_order_without_rule_numbers(site: Path) -> None:
     shown = (site / "reference" / "python" / "oncekey.html").read_text()
     assert re.findall(r'<h2 id="oncekey\.(\w+)"', shown) == list(SITE.ORDER_OF_USE)
     assert set(SITE.ORDER_OF_USE) == set(oncekey.__all__) - {"__version__"}
@@ -100,13 +100,13 @@ def test_the_reference_has_every_method_that_a_page_calls() -> None:
                 assert called <= set(SITE.METHODS[name]), f"{page.name} uses {name}"
 
 
-def test_the_contents_of_a_runbook_are_its_alerts(site: Path) -> None:
+def test_runbook_contents_list_its_alerts(site: Path) -> None:
     contents = (site / "runbooks" / "workers.html").read_text().partition('aria-label="Table of contents"')[2]
     listed = re.findall(r'href="#([\w-]+)" class="md-nav__link"', contents.partition("</nav>")[0])
     assert listed == ["oncekeynoworker", "oncekeysweeperbehind", "oncekeycompleterbehind", "oncekeyreaperbehind"]
 
 
-def test_a_reader_finds_a_page_and_nobody_else_is_asked(address: str) -> None:
+def test_site_search_finds_a_page_without_external_requests(address: str) -> None:
     asked: list[str] = []
     with chromium() as browser:
         page = browser.new_page(color_scheme="dark")

@@ -21,9 +21,9 @@ def program(postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return load(with_store(PAGE.program("sessions.py"), lambda: postgres_dsn), "sessions.py", tmp_path, monkeypatch)
 
 
-async def test_the_program_does_what_its_page_says(program: Any) -> None:
+async def test_sqlalchemy_guide_program_works_as_described(program: Any) -> None:
     async with program.engine.begin() as connection:
-        await connection.run_sync(program.Tables.metadata.create_all)
+        await connection.run_sync(program.Base.metadata.create_all)
     async with program.app.router.lifespan_context(program.app):
         async with program.AsyncSession(program.engine) as session:
             session.add_all([program.User(token=name, tenant=name) for name in ("ann", "bob")])

@@ -40,7 +40,7 @@ def test_the_table_has_every_row():
     assert all(len(line) == 8 for line in lines)
 
 
-def test_the_page_has_every_row_once_after_the_sentence_about_its_movers():
+def test_states_page_lists_each_row_once_under_its_actor():
     page = diagram.page()
     places = [page.index(text) for movers in MOVERS for text in (movers.about, diagram.transitions(movers.rows))]
     assert places == sorted(places)
@@ -50,7 +50,7 @@ def test_the_page_has_every_row_once_after_the_sentence_about_its_movers():
     assert {actor for row in ROWS for actor in row.by} == set(Actor)
 
 
-def test_a_line_says_what_its_row_says():
+def test_transition_table_line_matches_its_row():
     lines = lines_of(diagram.transitions())
     assert next(line[:7] for line in lines if line[0] == "8") == [
         "8",
@@ -70,7 +70,7 @@ def test_every_situation_guard_and_state_is_explained():
     assert all(f"| `{state}` |" in diagram.page() for state in State)
 
 
-def test_the_words_of_the_table_are_explained():
+def test_words_of_the_transition_table_are_in_the_glossary():
     terms = "".join((ROOT / f"docs/explanation/{name}.md").read_text() for name in ("glossary", "architecture")).lower()
     moving = set(Trigger) - {Trigger.DISCLOSE, Trigger.LOG_OUT}  # no record moves by them
     words = {name.replace("_", " ") for name in (*moving, *Actor, *State)}

@@ -29,6 +29,6 @@ def test_every_command_works_and_prints_what_the_page_shows(
         walkthrough.walk()
 
 
-def test_a_missing_program_is_a_failure_that_says_which() -> None:
+def test_missing_tool_fails_with_its_name() -> None:
     with pytest.raises(MissingToolError, match="need no-such-program: install it"):
         _tool("no-such-program")

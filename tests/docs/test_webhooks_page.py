@@ -82,7 +82,7 @@ def settle(provider: Provider, post: Post, keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_the_provider_settles_a_call_whose_reply_was_lost(
+def test_provider_webhook_settles_a_call_with_a_lost_reply(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -149,7 +149,7 @@ assert client.get("/webhooks/provider").status_code == 405
 
 
 @pytest.mark.parametrize("atomic", [False, True], ids=["plain", "ATOMIC_REQUESTS"])
-def test_the_webhook_of_a_django_project(project: Path, atomic: bool) -> None:
+def test_django_webhook_settles_a_call_with_a_lost_reply(project: Path, atomic: bool) -> None:
     migrate(project)
     (block,) = [one for one in PAGE.blocks("python") if one.file == "shop/webhooks.py"]
     (project / "shop" / "webhooks.py").write_text(block.text)

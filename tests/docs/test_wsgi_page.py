@@ -18,7 +18,7 @@ from harness.walkthrough import with_store
 ANN = "a-long-token-of-ann"
 
 
-def test_the_handlers_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wsgi_guide_handlers_work_as_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with closing(sqlite3.connect("shop.db")) as connection:
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT)")
@@ -38,7 +38,7 @@ def test_the_handlers_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         answer = b"".join(module.application(environ, lambda *told: said.append(told)))
         return said[0][0], {name.lower(): value for name, value in said[0][1]}, answer
 
-    for path, status, body in (("/orders", "201 Created", b'{"id": 1}'), ("/jobs", "202 Accepted", b"begun")):
+    for path, status, body in (("/orders", "201 Created", b'{"id": 1}'), ("/jobs", "202 Accepted", b"accepted")):
         first, again = [post(path, f"a-key-of-the-page{path}") for _ in "ab"]
         assert (first[0], first[2], again[0], again[2]) == (status, body, status, body)
         assert again[1]["idempotent-replayed"] == "true"
@@ -47,7 +47,7 @@ def test_the_handlers_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("kept_in", ["sqlite", "postgresql"])
-def test_the_flask_shop_of_the_page(
+def test_flask_guide_shop_works_as_described(
     kept_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
@@ -88,7 +88,7 @@ def test_the_flask_shop_of_the_page(
     engine.dispose()
 
 
-def test_the_blocking_engine_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocking_engine_of_the_guide_runs_functions_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = Page(ROOT / "docs/howto/sqlalchemy.md").program("blocking_engine.py")
     module: Any = load(with_store(page, lambda: ""), "blocking_engine.py", tmp_path, monkeypatch)

@@ -54,7 +54,7 @@ BOTH = (Dialect.SQLITE, Dialect.POSTGRES)
         "pragma synchronous = off",
     ],
 )
-def test_transaction_control_is_refused_however_it_is_dressed(sql, dialect):  # F16
+def test_transaction_control_is_rejected_in_any_spelling(sql, dialect):  # F16
     with pytest.raises(TransactionControlError, match="ended by oncekey"):
         refuse_transaction_control(sql, dialect)
 
@@ -63,13 +63,13 @@ def test_transaction_control_is_refused_however_it_is_dressed(sql, dialect):  # 
     "sql",
     ["select $$ $$; commit", r"select E'\''; commit", "select $a$;$a$; rollback", r"select '\'; commit"],
 )
-def test_what_postgres_quotes_hides_nothing(sql):
+def test_postgres_quoting_does_not_hide_transaction_control(sql):
     with pytest.raises(TransactionControlError):
         refuse_transaction_control(sql)
 
 
 @pytest.mark.parametrize("sql", ["select [;]; commit", "select `;`; commit", "select 1 /* /* */; commit"])
-def test_what_sqlite_quotes_hides_nothing(sql):
+def test_sqlite_quoting_does_not_hide_transaction_control(sql):
     with pytest.raises(TransactionControlError):
         refuse_transaction_control(sql, Dialect.SQLITE)
 
@@ -102,20 +102,20 @@ def test_what_sqlite_quotes_hides_nothing(sql):
         "insert into commit_log values (1); insert into endings values (2)",
     ],
 )
-def test_everything_else_passes(sql, dialect):
+def test_other_statements_are_allowed(sql, dialect):
     refuse_transaction_control(sql, dialect)
 
 
-def test_a_trigger_has_an_end_of_its_own():
+def test_end_of_a_trigger_body_is_allowed():
     refuse_transaction_control("create trigger t after insert on a begin select 1; end", Dialect.SQLITE)
 
 
-def test_bodies_of_postgres_functions_are_no_statements_of_ours():
+def test_postgres_function_bodies_are_not_checked():
     refuse_transaction_control("do $$ begin perform 1; end $$")
     refuse_transaction_control("create function f() returns int begin atomic select 1; end")
 
 
-def test_the_error_names_what_was_said_and_nothing_of_the_data():
+def test_error_names_the_statement_without_its_data():
     with pytest.raises(TransactionControlError) as caught:
         refuse_transaction_control("insert into t values ('4111111111111111'); COMMIT")
 
@@ -134,7 +134,7 @@ def test_the_error_names_what_was_said_and_nothing_of_the_data():
         "discard all",
     ],
 )
-def test_what_would_outlive_the_transaction_is_refused(sql):
+def test_session_wide_statements_are_rejected(sql):
     with pytest.raises(TransactionControlError, match="SET LOCAL"):
         refuse_transaction_control(sql)
 
@@ -142,14 +142,14 @@ def test_what_would_outlive_the_transaction_is_refused(sql):
 @pytest.mark.parametrize(
     "sql", ["set local role tenant_7", "SET CONSTRAINTS ALL DEFERRED", "update x set y = 1", "select 'set role x'"]
 )
-def test_what_ends_with_the_transaction_is_allowed(sql):
+def test_transaction_local_statements_are_allowed(sql):
     refuse_transaction_control(sql)
 
 
 @pytest.mark.parametrize(
-    ("sql", "instead"), [("listen x", "a connection of your own"), ("prepare q as select 1", "by itself")]
+    ("sql", "instead"), [("listen x", "a separate connection"), ("prepare q as select 1", "frequent statements")]
 )
-def test_so_is_what_has_no_form_for_one_transaction(sql, instead):
+def test_error_suggests_the_transaction_local_alternative(sql, instead):
     with pytest.raises(TransactionControlError, match=instead):
         refuse_transaction_control(sql)
 
@@ -196,7 +196,7 @@ def test_a_setting_of_mariadb_that_the_record_cannot_be_stored_with_is_refused(s
 @pytest.mark.parametrize(
     "sql", ["SET @timestamp = 1", "SET STATEMENT max_statement_time=1 FOR SELECT 1", "UPDATE t SET timestamp = 1"]
 )
-def test_what_only_looks_like_such_a_setting_is_allowed(sql):
+def test_similar_mariadb_settings_are_allowed(sql):
     refuse_transaction_control(sql, Dialect.MARIADB)
 
 

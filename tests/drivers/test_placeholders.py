@@ -20,7 +20,7 @@ UNTOUCHED = (
 
 
 @pytest.mark.parametrize("text", UNTOUCHED)
-def test_what_only_looks_like_a_placeholder_is_left_alone(text):
+def test_placeholders_in_literals_and_comments_are_ignored(text):
     assert numbered(text) == Numbered(text, ())
     assert pyformat(text) == text
     assert parted(text) == (text, ())
@@ -32,7 +32,7 @@ def test_a_statement_is_cut_at_its_placeholders():
     assert parted("CALL f(:a::bigint, ':b', :a)") == ("CALL f(", (("a", "::bigint, ':b', "), ("a", ")")))
 
 
-def test_names_become_what_the_library_reads():
+def test_named_placeholders_are_converted_for_each_library():
     text = "SELECT :now::bigint, ':now' -- :now\n, :scope || :now, table1'x', :a1_b"
     assert pyformat(text) == "SELECT %(now)s::bigint, ':now' -- :now\n, %(scope)s || %(now)s, table1'x', %(a1_b)s"
     found = numbered(text)
@@ -53,7 +53,7 @@ def test_a_mark_stands_for_each_placeholder_also_of_the_same_name(text, question
     assert (found, in_order({"a": 1, "b": 2, "more": 3})) == (question, values)
 
 
-def test_a_word_before_a_text_is_no_escape():
+def test_word_before_a_literal_is_not_an_escape_prefix():
     # In `like'\':x` the text ends at the second quote: only a lone e makes the backslash an escape.
     assert numbered("SELECT a like'\\':x").names == ("x",)
     assert numbered("SELECT e'\\':x").names == ()
@@ -63,7 +63,7 @@ def test_percent_signs_survive_psycopg():
     assert pyformat("SELECT '50%', x % :n -- 100%") == "SELECT '50%%', x %% %(n)s -- 100%%"
 
 
-def test_both_spellings_say_the_same_to_a_server(postgres_dsn):
+def test_both_placeholder_styles_give_the_same_result(postgres_dsn):
     text = "SELECT '100% :n' AS a, 7 % :n::int AS b, $$:n$$ AS c, :n::int AS d /* :n% */"
     wanted = ("100% :n", 1, ":n", 3)
     with psycopg.connect(postgres_dsn) as connection:

@@ -51,20 +51,20 @@ def test_a_slot_that_has_moved_is_followed_and_remembered(talks):
     assert said(talks.swap(*RECORD, SEEN, None, None), [0]) == ([(SECOND, "EVALSHA", True)], False)
 
 
-def test_a_slot_that_is_moving_is_asked_for_once(talks):
+def test_migrating_slot_redirects_one_command(talks):
     flow, swapped = said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], [AskError("5 b:7001")], [b"OK", 1])
     assert flow[-1] == (SECOND, "ASKING", True)
     assert swapped is True
     assert said(talks.look(*RECORD), ABSENT)[0] == [(FIRST, "EVALSHA", False)]
 
 
-def test_a_script_that_is_not_there_is_sent_whole(talks):
+def test_missing_script_is_sent_in_full(talks):
     flow, (line, now) = said(talks.look(*RECORD), [SLOTS], [NoScriptError("NOSCRIPT")], ABSENT)
     assert [one[1] for one in flow] == ["CLUSTER", "EVALSHA", "EVAL"]
     assert (line, now) == (None, 1_000_002)
 
 
-def test_sentinels_are_asked_again_about_a_primary_that_is_none():
+def test_sentinels_are_queried_again_after_a_demotion():
     talks = RedisTalks(parse("redis+sentinel://w:1,x:2/shop/0"))
     flow, swapped = said(
         talks.swap(*RECORD, SEEN, None, None),
@@ -78,7 +78,7 @@ def test_sentinels_are_asked_again_about_a_primary_that_is_none():
     assert swapped is True
 
 
-def test_a_reply_that_is_lost_is_not_asked_for_again(talks):
+def test_write_with_lost_reply_is_not_repeated(talks):
     with pytest.raises(CommitAmbiguousError):
         said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], CommitAmbiguousError("lost"))
     assert talks.nodes.known == {}  # where it lies now is asked for before the next one
@@ -87,19 +87,19 @@ def test_a_reply_that_is_lost_is_not_asked_for_again(talks):
 @pytest.mark.parametrize(
     "refusal", [ClusterDownError("CLUSTERDOWN"), OutOfMemoryError("OOM"), TryAgainError("TRYAGAIN")]
 )
-def test_a_write_that_is_refused_was_not_made(talks, refusal):
+def test_rejected_write_is_not_ambiguous(talks, refusal):
     with pytest.raises(StoreUnavailableError, match="Redis refused") as raised:
         said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], [refusal])
     assert not isinstance(raised.value, CommitAmbiguousError)
 
 
-def test_a_key_that_is_sent_around_for_ever_is_out_of_reach(talks):
+def test_endless_redirects_raise_store_unavailable(talks):
     around = [[MovedError(f"5 {'ab'[number % 2]}:7000")] for number in range(8)]
     with pytest.raises(StoreUnavailableError, match="from node to node"):
         said(talks.swap(*RECORD, SEEN, None, None), [SLOTS], *around)
 
 
-def test_a_wait_that_is_refused_proves_nothing():
+def test_rejected_wait_command_leaves_the_write_ambiguous():
     talks = RedisTalks(parse("redis://a:7000?wait=1"))
     with pytest.raises(CommitAmbiguousError, match="0 of 1 replicas"):
         said(talks.swap(*RECORD, SEEN, None, None), [1, ResponseError("no")])
@@ -110,7 +110,7 @@ def test_a_wait_that_is_refused_proves_nothing():
     assert said(talks.look(*RECORD), ABSENT)[1][0] is None
 
 
-def test_what_a_former_primary_said_is_read_again():
+def test_read_from_a_former_primary_is_repeated():
     talks = RedisTalks(parse("redis+sentinel://w:1/shop/0?wait=1"))
     done = [[b"1", b"2", [b"state", b"scompleted"]]]
     flow, (line, _) = said(

@@ -51,7 +51,7 @@ def _awaited(fails: Iterator[Exception], kinds: tuple[type, ...]) -> Callable[[s
         ([SICK], (ConflictError, LostError), SICK),
     ],
 )
-def test_what_proves_that_nothing_happened_is_repeated(make, fails, kinds, raised):
+def test_failures_without_effect_are_repeated(make, fails, kinds, raised):
     left = iter(fails)
     run = make(left, kinds)
     if raised is None:

@@ -27,7 +27,7 @@ async def queued(slots: AsyncSlots, names: list[str], name: str) -> asyncio.Task
     return task
 
 
-async def test_who_waits_longest_is_next_and_nobody_overtakes() -> None:
+async def test_slots_are_granted_in_order_of_waiting() -> None:
     slots, names = AsyncSlots(1, LATE), list[str]()
     assert slots.taken()
     first, second = await queued(slots, names, "first"), await queued(slots, names, "second")
@@ -70,7 +70,7 @@ async def test_a_cancelled_one_leaves_its_place_to_the_next(told: bool) -> None:
     assert not slots.full
 
 
-async def test_who_only_hopes_for_a_place_takes_none_and_comes_last() -> None:
+async def test_wait_for_slot_takes_none_and_has_lowest_priority() -> None:
     slots, names = AsyncSlots(1, LATE), list[str]()
     assert await slots.wait_for_slot(0)
     await slots.acquire(soon())
@@ -85,7 +85,7 @@ async def test_who_only_hopes_for_a_place_takes_none_and_comes_last() -> None:
     assert not slots.full
 
 
-async def test_who_hopes_is_not_sent_away_by_a_newcomer() -> None:
+async def test_wait_for_slot_keeps_its_place_before_newcomers() -> None:
     # Else it asks the store who is at work, at the price of its own execution, whenever a pool is busy.
     slots = AsyncSlots(1, LATE)
     await slots.acquire(soon())
@@ -104,7 +104,7 @@ async def test_who_hopes_is_not_sent_away_by_a_newcomer() -> None:
     assert await second
 
 
-async def test_a_hope_may_be_cancelled_or_come_too_late() -> None:
+async def test_cancelled_or_late_wait_for_slot_loses_no_slot() -> None:
     slots = AsyncSlots(1, LATE)
     await slots.acquire(soon())
     given_up, next_one = asyncio.create_task(slots.wait_for_slot(LATE)), asyncio.create_task(slots.wait_for_slot(LATE))
@@ -119,7 +119,7 @@ async def test_a_hope_may_be_cancelled_or_come_too_late() -> None:
     assert not slots.full
 
 
-async def test_one_timer_is_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_tasks_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
     slots, timers = AsyncSlots(1, LATE), list[float]()
     loop = asyncio.get_running_loop()
     made = loop.call_at

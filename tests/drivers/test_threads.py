@@ -82,7 +82,7 @@ async def until(condition) -> None:
             await asyncio.sleep(0)
 
 
-async def test_an_open_transaction_goes_on_while_every_thread_waits_for_its_connection():
+async def test_open_transaction_proceeds_while_all_threads_wait():
     pool = Pool(size=1)
     driver = SharingThreadedDriver(pool, threads=2)
     tx = await driver.begin()
@@ -98,7 +98,7 @@ async def test_an_open_transaction_goes_on_while_every_thread_waits_for_its_conn
     await driver.close()
 
 
-async def test_open_transactions_go_on_while_others_wait_to_begin():
+async def test_open_transactions_proceed_while_others_begin():
     pool = Pool(size=2)
     driver = SharingThreadedDriver(pool, threads=4)
     held = [await driver.begin() for _ in range(2)]
@@ -132,7 +132,7 @@ async def test_too_many_open_transactions_are_an_outage():
     await driver.close()
 
 
-async def test_a_begin_that_fails_gives_its_place_back():
+async def test_failed_begin_releases_its_slot():
     pool = Pool(size=1)
     driver = SharingThreadedDriver(pool, threads=1, patience=PATIENCE)
     pool._take = lambda: (_ for _ in ()).throw(StoreUnavailableError("down"))
@@ -144,7 +144,7 @@ async def test_a_begin_that_fails_gives_its_place_back():
     await driver.close()
 
 
-async def test_a_transaction_that_was_begun_for_nobody_is_rolled_back():
+async def test_transaction_of_a_cancelled_begin_is_rolled_back():
     pool = Pool(size=1)
     pool.begin_now.clear()
     driver = SharingThreadedDriver(pool, threads=1, patience=PATIENCE)
@@ -162,7 +162,7 @@ async def test_a_transaction_that_was_begun_for_nobody_is_rolled_back():
     await driver.close()
 
 
-async def test_each_transaction_has_a_thread_to_itself():
+async def test_each_transaction_uses_its_own_thread():
     driver = SharingThreadedDriver(Pool(size=3), threads=3)
     open_ones = [await driver.begin() for _ in range(3)]
 
@@ -175,7 +175,7 @@ async def test_each_transaction_has_a_thread_to_itself():
     await driver.close()
 
 
-async def test_a_commit_that_is_refused_gives_the_connection_back(monkeypatch):
+async def test_rejected_commit_returns_the_connection(monkeypatch):
     def refused(_):
         raise TransactionControlError("the handler has ended it")
 
@@ -192,7 +192,7 @@ async def test_a_commit_that_is_refused_gives_the_connection_back(monkeypatch):
     await driver.close()
 
 
-async def test_a_cancelled_statement_spoils_the_commit(monkeypatch):
+async def test_cancelled_statement_prevents_the_commit(monkeypatch):
     pool = Pool(size=1)
     driver = SharingThreadedDriver(pool, threads=1)
     tx = await driver.begin()
@@ -216,7 +216,7 @@ async def test_a_cancelled_statement_spoils_the_commit(monkeypatch):
     await driver.close()
 
 
-async def test_a_cancelled_run_is_made_to_its_end():
+async def test_cancelled_run_still_finishes():
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
 
     class Slow:
@@ -239,7 +239,7 @@ async def test_a_cancelled_run_is_made_to_its_end():
     await driver.close()
 
 
-async def test_sharing_is_what_the_driver_inside_does(tmp_path):
+async def test_sharing_follows_the_wrapped_driver(tmp_path):
     memory, sqlite = threaded(MemoryDriver()), threaded(SqliteDriver(tmp_path / "a.db"))
 
     assert not isinstance(memory, AsyncShares)

@@ -101,7 +101,7 @@ async def test_a_handler_that_fails_leaves_no_item(world):
     assert world.placed() == 1
 
 
-async def test_an_item_that_the_service_refuses_keeps_the_answer_back(world):
+async def test_item_rejected_by_dynamodb_fails_the_request(world):
     async with world.shop() as (_, client):
         assert (await post(client, f"/orders/{world.order}", world.key)).status_code == 201
         taken = await post(client, f"/orders/{world.order}", uuid.uuid4().hex)
@@ -110,7 +110,7 @@ async def test_an_item_that_the_service_refuses_keeps_the_answer_back(world):
     assert (world.placed(), states) == (1, ["completed", "failed_retryable"])
 
 
-async def test_as_many_items_as_the_service_takes_and_no_more(world):
+async def test_transaction_item_limit_is_enforced(world):
     async with world.shop() as (_, client):
         assert (await post(client, f"/orders/{world.order}?items=99", world.key)).status_code == 201
         assert world.placed() == 99
@@ -119,7 +119,7 @@ async def test_as_many_items_as_the_service_takes_and_no_more(world):
         assert (many.status_code, world.placed(other)) == (500, 0)
 
 
-async def test_an_answer_longer_than_an_item(world):
+async def test_response_larger_than_an_item_is_replayed(world):
     async with world.shop() as (_, client):
         first = await post(client, f"/orders/{world.order}?times=900000", world.key)
         again = await post(client, f"/orders/{world.order}?times=900000", world.key)
@@ -128,7 +128,7 @@ async def test_an_answer_longer_than_an_item(world):
     assert world.placed() == 1
 
 
-async def test_what_is_emitted_has_no_outbox_to_go_to(world):
+async def test_emit_fails_without_an_outbox(world):
     async with world.shop() as (_, client):
         assert (await post(client, f"/receipts/{world.order}", world.key)).status_code == 500
     assert (world.placed(), world.state) == (0, "failed_retryable")
@@ -141,7 +141,7 @@ async def test_inline_runs_once(world):
         assert shop.runs == ["hello"]
 
 
-async def test_a_phased_handler_goes_on_where_it_stopped(world):
+async def test_phased_handler_resumes_after_its_last_step(world):
     """Phase, call and value are not done again; the request itself is longer than an item."""
     body = {"note": "y" * 600_000}
     async with world.shop() as (shop, client):
@@ -156,7 +156,7 @@ async def test_a_phased_handler_goes_on_where_it_stopped(world):
     assert (world.placed(), world.state) == (1, "completed")
 
 
-async def test_a_completer_goes_on_in_the_clients_stead(world):
+async def test_completer_resumes_a_request_without_its_client(world):
     async with world.shop() as (shop, client):
         shop.fails += [ConnectionResetError()]
         await post(client, f"/payments/{world.order}", world.key, json={})
@@ -174,7 +174,7 @@ async def test_a_completer_goes_on_in_the_clients_stead(world):
     assert (world.placed(), world.state, other.runs) == (1, "completed", [world.order])
 
 
-async def test_a_lost_reply_to_the_transaction_is_found_out(world):
+async def test_transaction_with_lost_reply_returns_the_stored_response(world):
     """It was written: the client hears the answer that is stored (P7)."""
     with Proxy("127.0.0.1", world.server.port) as proxy:
         async with world.shop(proxy.port) as (shop, client):

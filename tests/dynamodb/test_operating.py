@@ -32,7 +32,7 @@ def typed(*words):
     return CliRunner().invoke(make_app(), list(words))
 
 
-def test_migrate_makes_the_table_and_doctor_looks_it_over(server, clients, new_table):
+def test_migrate_creates_the_table_and_doctor_checks_it(server, clients, new_table):
     new_table(server)
     url = server.url("made-by-migrate")
     assert typed("migrate", "status", "--store", url).exit_code == 1
@@ -62,7 +62,7 @@ def test_migrate_makes_the_table_and_doctor_looks_it_over(server, clients, new_t
         assert findings["dynamodb", "warning"] == "time to live is off on made-by-migrate"
 
 
-def test_a_table_of_somebody_elses_is_not_taken_for_ours(moto, clients, new_table):
+def test_table_of_another_application_is_rejected(moto, clients, new_table):
     new_table(moto)
     clients[moto.port].create_table(
         TableName="somebody-elses",
@@ -71,12 +71,12 @@ def test_a_table_of_somebody_elses_is_not_taken_for_ours(moto, clients, new_tabl
         AttributeDefinitions=[{"AttributeName": "pk", "AttributeType": "S"}],
     )
     engine = wire.connect(moto.url("somebody-elses"))
-    with pytest.raises(SchemaError, match="not made by oncekey"):
+    with pytest.raises(SchemaError, match="not created by oncekey"):
         engine.check()
     engine.close()
 
 
-def test_what_the_doctor_says_of_a_table():
+def test_doctor_reports_dynamodb_table_settings():
     table = {"table": "keys", "status": "ACTIVE", "billing": "PROVISIONED", "writes": 5}
     found = list(dynamodb([{**table, "expiry": False, "recovery": False}]))
     assert [one.level for one in found] == [Level.WARNING, Level.WARNING, Level.NOTE, Level.OK]
@@ -87,7 +87,7 @@ def test_what_the_doctor_says_of_a_table():
     assert [one.level for one in dynamodb([unsaid])] == [Level.OK]
 
 
-async def test_what_has_nothing_to_work_with_is_refused_at_start_up(moto, new_table):
+async def test_outbox_on_dynamodb_is_rejected_at_startup(moto, new_table):
     deferring = Once(moto.url(new_table(moto)))
 
     @deferring.protect(effects=OUTBOX)
@@ -99,14 +99,14 @@ async def test_what_has_nothing_to_work_with_is_refused_at_start_up(moto, new_ta
 
 
 @pytest.mark.parametrize("lease", [9, 10])
-async def test_leases_have_ten_steps_of_the_services_clock(moto, new_table, lease):
+async def test_lease_shorter_than_ten_seconds_is_rejected(moto, new_table, lease):
     once = Once(moto.url(new_table(moto)), policy=Policy(lease=timedelta(seconds=lease)))
     with pytest.raises(ConfigurationError, match="lease=0:00:09") if lease == 9 else nullcontext():
         await once.start()
     await once.stop()
 
 
-def test_what_the_store_can_do():
+def test_dynamodb_store_supports_all_effects_but_outbox():
     row = wire.declared(Kind.DYNAMODB)
     able = abilities(row.store(), *(way.load() for way in (*row.blocking, *row.asynchronous)))
     assert able.effects == ("LOCAL", "PHASED", "INLINE")
@@ -122,7 +122,7 @@ def test_what_the_store_can_do():
         ("dynamodb://x/keys?endpoint=https://h:1/", "keys", ("x", "https://h:1/"), 50),
     ],
 )
-def test_urls(url, place, options, size):
+def test_dynamodb_url_is_parsed(url, place, options, size):
     address = wire.understand(url)
     assert (address.kind, address.place, address.pool_size) == (Kind.DYNAMODB, place, size)
     assert tuple(value for _, value in address.options) == options
@@ -141,7 +141,7 @@ def test_urls(url, place, options, size):
         "dynamodb://x/keys?pool_size=0",
     ],
 )
-def test_urls_that_are_none(url):
+def test_invalid_dynamodb_url_is_rejected_without_its_secrets(url):
     with pytest.raises(ConfigurationError) as raised:
         wire.understand(url)
     assert "secret" not in str(raised.value)

@@ -96,7 +96,7 @@ def unreached(why):
     ],
     ids=lambda one: str(one)[:60],
 )
-def test_what_an_error_means(error, to_a_write, to_a_read):
+def test_service_errors_map_to_store_errors(error, to_a_write, to_a_read):
     for writes, meant in ((True, to_a_write), (False, to_a_read or to_a_write)):
         told = understood(error, Request("put_item" if writes else "get_item", {"TableName": "t"}, writes=writes))
         assert isinstance(told, Failed)
@@ -104,7 +104,7 @@ def test_what_an_error_means(error, to_a_write, to_a_read):
 
 
 @pytest.mark.parametrize("code", ["ConditionalCheckFailedException", "TransactionConflictException"])
-def test_what_decides_something_is_no_failure(code):
+def test_conditional_failures_are_refusals_and_not_errors(code):
     assert understood(refused(code), Request("put_item", {}, writes=True)) == Refused(code)
 
 
@@ -141,7 +141,7 @@ async def test_lost_replies_under_asyncio(server, table):
         await engine.close()
 
 
-def test_a_swap_is_sent_once_and_says_what_it_does_not_know(server, table):
+def test_swap_with_lost_reply_is_ambiguous_and_not_repeated(server, table):
     (cell,) = _cells()
     with Proxy("127.0.0.1", server.port) as proxy:
         cells = DynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{proxy.port}"))
@@ -158,7 +158,7 @@ def test_a_swap_is_sent_once_and_says_what_it_does_not_know(server, table):
         cells.close()
 
 
-def test_a_connection_that_breaks_after_the_write_is_no_no(server, table):
+def test_connection_reset_after_a_write_is_ambiguous(server, table):
     (cell,) = _cells()
     with Unreliable(server.port) as between:
         cells = DynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{between.port}"))
@@ -169,7 +169,7 @@ def test_a_connection_that_breaks_after_the_write_is_no_no(server, table):
         cells.close()
 
 
-async def test_nor_is_it_under_asyncio(server, table):
+async def test_connection_reset_after_a_write_is_ambiguous_under_asyncio(server, table):
     """aiobotocore calls it an endpoint that cannot be reached, as it calls one that nobody listens on."""
     (cell,) = _cells()
     with Unreliable(server.port) as between:
@@ -185,7 +185,7 @@ async def test_nor_is_it_under_asyncio(server, table):
     await nobody.close()
 
 
-def test_throttling_is_waited_for_and_then_told(server, table):
+def test_throttled_requests_are_retried_up_to_a_limit(server, table):
     (cell,) = _cells()
     throttled = (400, "ProvisionedThroughputExceededException")
     with Unreliable(server.port) as between:
@@ -221,7 +221,7 @@ def test_a_record_that_a_transaction_holds_is_looked_at_again(server, table):
         (("ProvisionedThroughputExceeded", "None"), StoreUnavailableError),
     ],
 )
-def test_what_a_transaction_was_cancelled_for(reasons, meant):
+def test_cancelled_transaction_reasons_map_to_errors(reasons, meant):
     talk = Dialogue("keys").transact([Swap("s", "k", Seen("i", 1), None, None)], [{"Put": {}}])
     next(talk)
     with pytest.raises(StopIteration if meant is False else meant) as told:
@@ -230,7 +230,7 @@ def test_what_a_transaction_was_cancelled_for(reasons, meant):
     assert meant is False or type(told.value) is meant
 
 
-def test_a_fault_of_the_servers_is_no_no(server, table):
+def test_internal_server_error_on_a_write_is_ambiguous(server, table):
     (cell,) = _cells()
     with Unreliable(server.port) as between:
         cells = DynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{between.port}"))
@@ -241,7 +241,7 @@ def test_a_fault_of_the_servers_is_no_no(server, table):
         cells.close()
 
 
-def test_without_the_services_clock_nothing_is_judged(server, table):
+def test_response_without_date_raises_store_unavailable(server, table):
     with Unreliable(server.port) as between:
         cells = DynamoCells(Table(table, "us-east-1", f"http://127.0.0.1:{between.port}"))
         between.spoil("GetItem", "no date")
@@ -258,7 +258,7 @@ def test_the_clock_is_the_services_and_never_ahead(cells):
     assert now % SECOND == 0
 
 
-def test_a_table_that_is_not_there(server):
+def test_missing_table_raises_schema_error(server):
     engine = wire.connect(server.url("nothing-here"))
     with pytest.raises(SchemaError, match="oncekey migrate up"):
         engine.check()
@@ -274,7 +274,7 @@ def parts_in(clients, server, table):
     return [item for item in everything(clients[server.port], table) if "piece" in item]
 
 
-def test_parts_go_with_the_record_that_names_them(server, table, clients):
+def test_parts_are_deleted_with_their_record(server, table, clients):
     with blocking(DynamoStore, DynamoDriver(Table(table, "us-east-1", server.endpoint))) as world:
         claim = a_claim()
         assert world.settle(world.owned(claim), LONG).ours
@@ -316,7 +316,7 @@ def test_a_record_whose_parts_are_lost_is_not_run_again(server, table, clients, 
         cells.look(cell["scope"], cell["key"])
 
 
-def test_what_may_be_forgotten_may_lose_its_parts_first(server, table, clients, cells):
+def test_expired_record_may_lose_its_parts_first(server, table, clients, cells):
     """The service deletes items in whatever order: an expired record without its parts still makes room."""
     (cell,) = _cells()
     long = {**cell, "response_body": b"z" * 500_000}
@@ -357,7 +357,7 @@ def names(clients, moto, table):
     return sorted(bytes(item["pk"]["B"]).decode() for item in everything(clients[moto.port], table))
 
 
-def test_a_heartbeat_between_settlement_and_commit_does_not_lose_the_answer(world, driver, theirs, clients, moto):
+def test_heartbeat_before_commit_does_not_lose_the_response(world, driver, theirs, clients, moto):
     claim = a_claim()
     lease = world.owned(claim)
     tx = driver.begin()
@@ -368,7 +368,7 @@ def test_a_heartbeat_between_settlement_and_commit_does_not_lose_the_answer(worl
     assert (world.record(claim.id).state, names(clients, moto, theirs)) == (State.COMPLETED, ["row"])
 
 
-def test_what_somebody_else_owns_by_now_is_not_committed(world, driver, theirs, clients, moto):
+def test_commit_after_a_takeover_is_rejected(world, driver, theirs, clients, moto):
     claim = a_claim()
     lease = world.owned(claim)
     tx = driver.begin()
@@ -381,7 +381,7 @@ def test_what_somebody_else_owns_by_now_is_not_committed(world, driver, theirs, 
     assert (world.record(claim.id).fence, names(clients, moto, theirs)) == (2, [])
 
 
-def test_an_open_transaction_sees_what_it_has_written(world, driver):
+def test_open_transaction_sees_its_own_writes(world, driver):
     claim = a_claim()
     lease = world.owned(claim)
     tx = driver.begin()
@@ -414,7 +414,7 @@ def test_items_that_are_refused_are_rolled_back(world, driver, theirs, clients, 
     assert (world.record(claim.id).state, names(clients, moto, theirs)) == (State.IN_PROGRESS, [])
 
 
-def test_every_kind_of_item(world, driver, theirs, clients, moto):
+def test_put_delete_update_and_check_commit_together(world, driver, theirs, clients, moto):
     for name in ("there", "old"):
         clients[moto.port].put_item(**put(theirs, name))
     lease = world.owned(a_claim())
@@ -442,7 +442,7 @@ def test_items_without_a_key_are_written_too(driver, theirs, clients, moto):
     assert names(clients, moto, theirs) == ["row"]
 
 
-def test_oncekeys_own_table_is_not_staged_into(driver):
+def test_oncekey_table_cannot_be_written_in_a_transaction(driver):
     tx = driver.begin()
     for name in (driver.table, f"arn:aws:dynamodb:eu-central-1:123456789012:table/{driver.table}"):
         with pytest.raises(ConfigurationError, match="own table"):
@@ -471,7 +471,7 @@ for number in range(int(sys.argv[1])):
 """
 
 
-def test_many_processes_and_one_key(moto, dynalite, new_table):
+def test_concurrent_processes_claim_one_dynamodb_key_once(moto, dynalite, new_table):
     """Each round has one winner on each emulator (R50)."""
     rounds, urls = 30, [server.url(new_table(server)) for server in (moto, dynalite)]
     command = [sys.executable, "-c", RACER, str(rounds), *urls]

@@ -269,7 +269,7 @@ def serving(place: str, url: str, *more: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("name", "way", "effects", "thens"), TRIED)
-def test_nothing_but_the_transaction_that_was_begun_is_committed(
+def test_only_the_transaction_oncekey_began_is_committed(
     places: dict[str, Place], name: str, way: str, effects: str, thens: tuple[str, ...]
 ) -> None:
     # L5, L6, F16, F20

@@ -43,7 +43,7 @@ def made(enrolled=None, lines=(KEY,), caller=ACME, **changes) -> Claim:
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])
-def test_a_claim_says_who_asks_for_what(secret):  # R33, D1
+def test_claim_contains_the_request_and_policy(secret):  # R33, D1
     settings = Policy(secret=secret, lease=7, deadline=70, call_timeout=5)
     claim = made(enrolment(secret=secret, lease=7, deadline=70, call_timeout=5))
     mark = fingerprint(Request("POST", "/payments", b"draft=false", JSON, BODY), secret=secret)
@@ -55,7 +55,7 @@ def test_a_claim_says_who_asks_for_what(secret):  # R33, D1
     assert claim.ttl == micros(settings.ttl)
 
 
-def test_the_known_fingerprint():  # R33
+def test_claim_has_the_published_fingerprint():  # R33
     claim = made()
     assert claim.fingerprint == "jcs1:sha256:f305eac199a11c0271a16e5ab13224956ba0a14b36d7ff083b3a344d067453e2"
 
@@ -64,7 +64,7 @@ def test_a_nul_in_the_path_is_written_out():
     assert made(path="/a\0b").path == "/a%00b"
 
 
-def test_every_claim_has_names_of_its_own():  # P7
+def test_every_claim_has_a_unique_owner_and_incarnation():  # P7
     claims = [made() for _ in range(500)]
     assert len({claim.incarnation for claim in claims}) == len({claim.owner for claim in claims}) == 500
     for claim in claims:
@@ -79,7 +79,7 @@ def test_every_claim_has_names_of_its_own():  # P7
     assert (ones & zeros & (2**128 - 1)).bit_count() == 122
 
 
-def test_a_fork_draws_other_names():  # P7
+def test_forked_process_generates_different_owners():  # P7
     """Both would own the same record if they drew from one stream."""
     made()
     reading, writing = os.pipe()
@@ -138,7 +138,7 @@ def test_a_personal_key_is_taken_with_a_warning(caplog):  # R18, R195
         ({"body": b"{" * 40}, {"max_request_bytes": 39}, Code.BODY_TOO_LARGE),
     ],
 )
-def test_a_body_that_cannot_be_compared_is_refused_before_the_caller_is_looked_at(changes, settings, code):
+def test_invalid_body_is_rejected_before_the_caller_is_checked(changes, settings, code):
     # R40, R77 in part
     refused = claim_of([KEY], parts(**changes), enrolment(**settings), Caller(""))
     assert isinstance(refused, Refuse)
@@ -161,7 +161,7 @@ def test_the_scope_is_the_callers(bind_to, caller):  # R23, R28
 
 
 @pytest.mark.parametrize("bind_to", [BindTo.PRINCIPAL, BindTo.TOKEN])
-def test_a_caller_without_what_keys_are_bound_to_is_a_mistake(bind_to):  # R28
+def test_missing_bound_principal_or_token_raises(bind_to):  # R28
     with pytest.raises(ConfigurationError, match="this caller has none"):
         made(enrolment(bind_to=bind_to))
 
@@ -178,7 +178,7 @@ def test_only_the_selected_fields_count():  # R39
     assert made(body=b'{"a":1,"note":"x"}').fingerprint != one.fingerprint
 
 
-def test_a_route_chooses_what_counts():  # R39
+def test_route_extractor_chooses_the_fingerprinted_value():  # R39
     seen = []
 
     def chosen(request):
@@ -195,7 +195,7 @@ def test_a_route_chooses_what_counts():  # R39
     assert len(seen) == 2
 
 
-def test_what_a_route_cannot_choose_from_is_refused():  # R40
+def test_body_rejected_by_the_extractor_is_refused():  # R40
     def chosen(request):
         raise BodyInvalidError("It cannot be read.")
 
@@ -218,7 +218,7 @@ def test_a_request_that_may_be_completed_is_kept_without_credentials(caller, nam
     assert made(enrolment(Effects.PHASED, complete=False)).request is None
 
 
-def test_what_is_worked_out_once_is_no_part_of_an_enrolments_identity():
+def test_enrollment_equality_ignores_derived_values():
     once = object()
     one, other = (Enrolment("pay", Effects.LOCAL, Policy(secret=SECRET), once) for _ in range(2))
     assert one == other

@@ -42,7 +42,7 @@ def resting(runtime: ThreadRuntime, effects: Effects, claim: object = None) -> t
 
 
 @pytest.mark.parametrize("effects", [Effects.INLINE, Effects.PHASED, Effects.LOCAL])
-def test_a_handler_that_was_not_called_gives_its_claim_back(runtime: ThreadRuntime, effects: Effects) -> None:
+def test_bug_before_the_handler_releases_the_claim(runtime: ThreadRuntime, effects: Effects) -> None:
     run, life = resting(runtime, effects)
     runtime.instead(life, end_after_bug(run, life, entered=False))
     assert flows.find(runtime.engine, run.claim.id).record is None
@@ -51,7 +51,7 @@ def test_a_handler_that_was_not_called_gives_its_claim_back(runtime: ThreadRunti
     runtime.instead(life, end_after_bug(second, life, entered=False))
 
 
-def test_one_that_was_called_leaves_its_lease(runtime: ThreadRuntime) -> None:
+def test_bug_after_handler_start_leaves_the_lease(runtime: ThreadRuntime) -> None:
     run, life = resting(runtime, Effects.INLINE)
     runtime.instead(life, end_after_bug(run, life, entered=True))
     record = flows.find(runtime.engine, run.claim.id).record
@@ -62,7 +62,7 @@ def test_one_that_was_called_leaves_its_lease(runtime: ThreadRuntime) -> None:
     assert runtime.shut_down(0.0)
 
 
-def test_rows_that_nobody_decided_on_are_rolled_back(runtime: ThreadRuntime) -> None:
+def test_bug_rolls_back_undecided_rows(runtime: ThreadRuntime) -> None:
     run, life = resting(runtime, Effects.LOCAL)
     run.tx.connection.execute("CREATE TABLE sold (item TEXT)")
     runtime.instead(life, end_after_bug(run, life, entered=True))

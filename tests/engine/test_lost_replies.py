@@ -67,7 +67,7 @@ DONE = Completed(StoredResponse(201, (), b"made"), Outcome.SUCCESS)
 
 
 @pytest.mark.parametrize("fate", ["lost", "lost before"])
-def test_a_claim_whose_reply_was_lost_is_found_or_made(fate: str) -> None:
+def test_claim_with_lost_reply_is_found_or_created(fate: str) -> None:
     """P7, F8: what names our owner is ours."""
     wire = Wire()
 
@@ -78,7 +78,7 @@ def test_a_claim_whose_reply_was_lost_is_found_or_made(fate: str) -> None:
     assert wire.said == ["claim", "claim"]
 
 
-def test_two_lives_never_share_an_incarnation() -> None:
+def test_claim_retried_after_its_record_expired_gets_a_new_incarnation() -> None:
     """F1, row 31: a claim whose reply was lost slept past the whole life of its own record."""
     wire = Wire()
 
@@ -91,7 +91,7 @@ def test_two_lives_never_share_an_incarnation() -> None:
     assert verdict.lease.incarnation == verdict.record.incarnation
 
 
-def test_a_clean_start_keeps_the_incarnation_that_was_asked_for() -> None:
+def test_undisturbed_claim_keeps_its_incarnation() -> None:
     wire = Wire()
 
     assert wire.run(begin(wire.store, CLAIM, POLICY)).record.incarnation == CLAIM.incarnation
@@ -105,14 +105,14 @@ def test_an_outage_after_a_lost_reply_stays_ambiguous() -> None:
         wire.run(begin(wire.store, CLAIM, POLICY), "lost", "down")
 
 
-def test_an_outage_alone_is_an_outage() -> None:
+def test_outage_without_lost_reply_is_store_unavailable() -> None:
     wire = Wire()
 
     with pytest.raises(StoreUnavailableError):
         wire.run(begin(wire.store, CLAIM, POLICY), "down")
 
 
-def test_replies_that_are_always_lost_are_not_told_as_somebody_elses_claim() -> None:
+def test_repeatedly_lost_replies_raise_commit_ambiguous() -> None:
     """No request may be told to wait for itself."""
     wire = Wire()
 
@@ -129,7 +129,7 @@ def test_replies_that_are_always_lost_are_not_told_as_somebody_elses_claim() -> 
         (["lost before"] * (REPEATS + 1), CommitAmbiguousError),
     ],
 )
-def test_a_settlement_tells_what_is_known_of_it(fates: list[str], error: type[StoreError]) -> None:
+def test_failed_settlement_raises_the_matching_error(fates: list[str], error: type[StoreError]) -> None:
     wire = Wire()
     lease = wire.run(begin(wire.store, CLAIM, POLICY)).lease
 
@@ -137,7 +137,7 @@ def test_a_settlement_tells_what_is_known_of_it(fates: list[str], error: type[St
         wire.run(settle(wire.store, lease, Retryable("not_executed")), *fates)
 
 
-def test_a_settlement_whose_reply_was_lost_is_said_again() -> None:
+def test_settlement_with_lost_reply_is_repeated() -> None:
     wire = Wire()
     lease = wire.run(begin(wire.store, CLAIM, POLICY)).lease
 

@@ -15,7 +15,7 @@ NOW = 1_700_000_000 * SECOND
 
 
 @pytest.mark.parametrize(("effects", "trigger"), [(LOCAL, Trigger.COMMIT), (OUTBOX, Trigger.DEFER)])
-def test_the_short_cut_decides_what_the_table_says(effects: Effects, trigger: Trigger) -> None:
+def test_new_key_fast_path_matches_the_transition_table(effects: Effects, trigger: Trigger) -> None:
     claim, snapshot = a_claim(effects=effects), Snapshot(None, NOW)
     (row,) = TRANSITIONS[None][trigger]
 

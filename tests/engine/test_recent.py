@@ -66,7 +66,7 @@ def boot() -> Boot:
     return Boot()
 
 
-def test_a_repeat_is_answered_and_another_request_is_refused(boot: Boot) -> None:
+def test_cached_response_is_replayed_and_mismatch_rejected(boot: Boot) -> None:
     answers, claim = Answers(boot), a_claim()
     keep(answers, Replay(finished(claim), NOW))
     assert isinstance(find(answers, again(claim), CACHED), Replay)
@@ -74,7 +74,7 @@ def test_a_repeat_is_answered_and_another_request_is_refused(boot: Boot) -> None
     assert find(answers, a_claim(), CACHED) is None
 
 
-def test_an_answer_is_given_no_longer_than_the_setting_says(boot: Boot) -> None:
+def test_cached_response_expires_after_the_configured_time(boot: Boot) -> None:
     answers, claim = Answers(boot), a_claim()
     keep(answers, Replay(finished(claim), NOW))
     boot.now += 29.9
@@ -84,7 +84,7 @@ def test_an_answer_is_given_no_longer_than_the_setting_says(boot: Boot) -> None:
     assert len(answers) == 0
 
 
-def test_an_answer_is_given_no_longer_than_its_record_lives(boot: Boot) -> None:
+def test_cached_response_expires_with_its_record(boot: Boot) -> None:
     answers, claim = Answers(boot), a_claim()
     keep(answers, Replay(finished(claim, expires_at=NOW + 2 * SECOND), NOW))
     boot.now += 1.9
@@ -93,7 +93,7 @@ def test_an_answer_is_given_no_longer_than_its_record_lives(boot: Boot) -> None:
     assert find(answers, claim, CACHED) is None
 
 
-def test_the_oldest_answers_make_room(boot: Boot) -> None:
+def test_oldest_cached_responses_are_evicted(boot: Boot) -> None:
     answers = Answers(boot, most_bytes=3 * (OVERHEAD + 10))
     claims = [a_claim() for _ in range(5)]
     for claim in claims:
@@ -124,7 +124,7 @@ def orders(effects: Any, **policy: Any) -> Shop:
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_a_cached_answer_needs_no_store(effects: Any) -> None:
+async def test_cached_response_is_returned_without_the_store(effects: Any) -> None:
     shop = orders(effects, replay_cache=timedelta(seconds=30))
     first, read = await shop.send("/orders"), await shop.send("/orders")
     for fault in ("recall", "find", "claim", "lock", "begin"):
@@ -135,7 +135,7 @@ async def test_a_cached_answer_needs_no_store(effects: Any) -> None:
     assert (cached.replayed, shop.runs) == (True, [1])
 
 
-async def test_the_first_answer_is_not_cached_by_who_made_it() -> None:
+async def test_first_response_is_not_cached() -> None:
     # What is kept was read from a committed record: nothing is promised that a crash could take back.
     shop = orders(INLINE, replay_cache=timedelta(seconds=30))
     await shop.send("/orders")

@@ -100,7 +100,7 @@ def restored_backup(driver: MemoryDriver) -> None:
         (Effects.PHASED, charged_and_failed, restored_backup, Code.OUTCOME_UNKNOWN),
     ],
 )
-def test_not_accepted_is_said_only_of_what_did_nothing(
+def test_not_accepted_is_returned_only_if_nothing_ran(
     effects: Effects,
     handler: Callable[[Run], Life[Said]],
     settling: Callable[[MemoryDriver], None],

@@ -44,7 +44,7 @@ def once(tmp_path: Path) -> Once:
     return Once(f"sqlite:///{tmp_path}/keys.db", migrate=True)
 
 
-def test_above_a_login_is_refused(once: Once) -> None:
+def test_protection_above_login_required_is_rejected(once: Once) -> None:
     # a stranger with the key would get the answer
     with pytest.raises(ConfigurationError, match=r"login_required.*directly above the function"):
         once.protect(effects=LOCAL)(login_required(view))
@@ -63,7 +63,7 @@ def token_required() -> str:
     return ""
 
 
-def test_above_the_route_is_refused(once: Once) -> None:
+def test_protection_above_the_flask_route_is_rejected(once: Once) -> None:
     app = flask.Flask("shop")
     once.flask(app, tenant=SINGLE_TENANT)
     once.protect(effects=LOCAL)(app.post("/orders")(view))
@@ -90,7 +90,7 @@ def test_an_async_view_with_phases_is_refused(once: Once, *, in_class: bool) -> 
         app.test_client().post("/orders")
 
 
-def test_what_is_no_flask_application_is_refused(once: Once) -> None:
+def test_once_flask_rejects_other_applications(once: Once) -> None:
     with pytest.raises(ConfigurationError, match=r"once\.wsgi"):
         once.flask(lambda environ, start: [], tenant=SINGLE_TENANT)
     app: Any = flask.Flask("shop")
@@ -104,11 +104,11 @@ def test_a_database_needs_an_application() -> None:
     with pytest.raises(ConfigurationError, match="Flask-SQLAlchemy"):
         database(object())
     once = Once(database(SQLAlchemy()))
-    with pytest.raises(ConfigurationError, match="connect to an application"):
+    with pytest.raises(ConfigurationError, match="connect it to an application"):
         once.blocking()
 
 
-def test_an_application_of_each_test_has_a_database_of_its_own(tmp_path: Path) -> None:
+def test_each_flask_application_uses_its_own_database(tmp_path: Path) -> None:
     # One db and one Once for all, as application factories have them
     db = SQLAlchemy()
     once = Once(database(db), migrate=True)
@@ -147,7 +147,7 @@ def test_an_application_of_each_test_has_a_database_of_its_own(tmp_path: Path) -
             db.engine.dispose()
 
 
-def test_flask_with_a_url_needs_no_sqlalchemy(once: Once, tmp_path: Path) -> None:
+def test_flask_works_with_a_store_url_without_sqlalchemy(once: Once, tmp_path: Path) -> None:
     app = flask.Flask("shop")
     ran: list[str] = []
 
@@ -167,7 +167,7 @@ def test_flask_with_a_url_needs_no_sqlalchemy(once: Once, tmp_path: Path) -> Non
     assert ran == ["order"] * 2
 
 
-def test_what_is_set_in_the_session_is_the_applications(open_shop: Callable[..., Shop], tables_dsn: str) -> None:
+def test_session_settings_of_a_flask_view_are_kept(open_shop: Callable[..., Shop], tables_dsn: str) -> None:
     # a SET that a handler of a lent connection would be refused: this one is the application's own
     shop = open_shop(with_tables(tables_dsn.replace("postgresql:", "postgresql+psycopg:")))
 
@@ -189,13 +189,13 @@ def ran(*arguments: str, url: str) -> Any:
     return said.stdout
 
 
-def test_the_audit_lists_its_views(file_url: str) -> None:
+def test_the_audit_command_lists_flask_views(file_url: str) -> None:
     listed = ran("audit", "--app", "flask_apps.shop:app", url=file_url)
     for path in ("/orders", "/payments", "/stock/{name}"):
         assert path in listed
 
 
-def test_the_document_is_told_of_keys(file_url: str, tmp_path: Path) -> None:
+def test_the_openapi_command_adds_keys_to_flask_views(file_url: str, tmp_path: Path) -> None:
     bare: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "shop", "version": "1"},

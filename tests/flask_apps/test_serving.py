@@ -61,7 +61,9 @@ SMALL = {"pool_size": 2, "max_overflow": 0, "pool_timeout": PATIENCE}
 
 
 @pytest.mark.parametrize("pool", [{}, SMALL], ids=["pool", "small pool"])
-def test_twelve_threads_on_one_key(open_shop: Callable[..., Shop], url: str, pool: dict[str, Any]) -> None:
+def test_twelve_flask_threads_with_one_key_run_once(
+    open_shop: Callable[..., Shop], url: str, pool: dict[str, Any]
+) -> None:
     # P1: one runs, and all others are told at once, also where handlers hold all connections that they may
     shop = open_shop(url, engine=pool)
     replies: list[Reply] = []
@@ -88,7 +90,7 @@ def test_twelve_threads_on_one_key(open_shop: Callable[..., Shop], url: str, poo
 
 
 @pytest.mark.parametrize("path", ["/orders", "/payments", "/charges", "/parcels"])
-def test_a_crowd_of_keys_on_a_small_pool(open_shop: Callable[..., Shop], url: str, path: str) -> None:
+def test_many_keys_on_a_small_pool_run_once_each(open_shop: Callable[..., Shop], url: str, path: str) -> None:
     # Every request reads its user before the claim: nobody who holds a connection waits for another one
     shop = open_shop(url, engine=SMALL)
     with served(shop.app) as port, ThreadPoolExecutor(12) as clients:
@@ -105,7 +107,7 @@ def test_a_crowd_of_keys_on_a_small_pool(open_shop: Callable[..., Shop], url: st
         assert len(shop.charges) == 24
 
 
-def test_a_lost_commit_is_asked_after(open_shop: Callable[..., Shop], postgres_url: str) -> None:
+def test_a_lost_flask_commit_is_verified(open_shop: Callable[..., Shop], postgres_url: str) -> None:
     # P7, F8
     with Proxy.before(postgres_url.replace("+psycopg", "")) as proxy:
         shop = open_shop(through(postgres_url, proxy.port))
@@ -120,7 +122,7 @@ def test_a_lost_commit_is_asked_after(open_shop: Callable[..., Shop], postgres_u
     assert rows(postgres_url, "SELECT item FROM orders ORDER BY id") == [("first",), ("tea",)]
 
 
-def test_a_store_that_is_down_is_said_so(open_shop: Callable[..., Shop], postgres_url: str) -> None:
+def test_a_flask_store_outage_returns_503(open_shop: Callable[..., Shop], postgres_url: str) -> None:
     # R110: 503, and nothing is executed; when it is back it is used at once
     with Proxy.before(postgres_url.replace("+psycopg", "")) as proxy:
         shop = open_shop(through(postgres_url, proxy.port), engine={"pool_pre_ping": True})
@@ -147,7 +149,7 @@ def flask_headers() -> Any:
     return flask.request.headers
 
 
-def test_the_conformance_tester_finds_nothing(postgres_url: str, open_shop: Callable[..., Shop]) -> None:
+def test_the_conformance_tester_reports_no_failures_on_flask(postgres_url: str, open_shop: Callable[..., Shop]) -> None:
     shop = open_shop(postgres_url)
     with served(shop.app) as port:
         target = Target(
@@ -201,7 +203,7 @@ def waitress(url: str) -> Iterator[int]:
             process.kill()
 
 
-def test_a_pool_of_the_parent_is_none_of_its_workers(url: str) -> None:
+def test_forked_gunicorn_workers_open_their_own_pool(url: str) -> None:
     with gunicorn(url) as port, ThreadPoolExecutor(8) as clients:
         keys = [new_key() for _ in range(10)]
         replies = list(clients.map(lambda key: send(port, "/orders", {"item": key}, key=key), keys * 3))
@@ -214,7 +216,7 @@ def test_a_pool_of_the_parent_is_none_of_its_workers(url: str) -> None:
     assert len(rows(url, "SELECT item FROM orders WHERE item <> 'parent'")) == 10
 
 
-def test_kill_and_resume(file_url: str) -> None:
+def test_a_killed_flask_process_is_resumed_by_a_retry(file_url: str) -> None:
     # R116: kill -9 after the first phase, and another process goes on after it
     key, order = new_key(), {"item": "tea", "does": "die"}
     with waitress(file_url) as port, pytest.raises((http.client.HTTPException, OSError)):
@@ -230,7 +232,7 @@ def test_kill_and_resume(file_url: str) -> None:
     assert rows(file_url, "SELECT item FROM orders") == [("tea paid",)]
 
 
-def test_a_worker_goes_on_without_the_client(postgres_url: str) -> None:
+def test_a_worker_resumes_a_killed_flask_process(postgres_url: str) -> None:
     # H7, R120
     key, order = new_key(), {"item": "tea", "does": "die"}
     with waitress(postgres_url) as port, pytest.raises((http.client.HTTPException, OSError)):

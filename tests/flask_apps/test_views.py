@@ -31,7 +31,7 @@ def items(shop: Shop, table: str = "orders") -> list[str]:
     return found
 
 
-def test_one_commit_before_every_after_request(shop: Shop) -> None:
+def test_the_commit_precedes_every_after_request_hook(shop: Shop) -> None:
     # R17, R87
     client, headers = shop.app.test_client(), sent(Origin="here")
     first = client.post("/orders", json={"item": "tea"}, headers=headers)
@@ -49,7 +49,7 @@ def test_one_commit_before_every_after_request(shop: Shop) -> None:
     assert (items(shop), shop.runs) == (["tea"], ["local"])
 
 
-def test_refusals_and_who_is_asked_first(shop: Shop) -> None:
+def test_authentication_runs_before_the_key_check_in_flask(shop: Shop) -> None:
     # R11, R37, R198
     client, headers = shop.app.test_client(), sent()
     assert client.post("/orders", json={"item": "tea"}, headers=headers).status_code == 201
@@ -68,7 +68,7 @@ def test_refusals_and_who_is_asked_first(shop: Shop) -> None:
     assert (page.status_code, b"Idempotency-Key" in page.data) == (200, True)
 
 
-def test_what_is_pending_is_written_while_error_handlers_can_answer(shop: Shop) -> None:
+def test_pending_rows_are_flushed_before_error_handlers_run(shop: Shop) -> None:
     # an IntegrityError of a handler that leaves the commit to others
     client = shop.app.test_client()
     assert client.post("/orders", json={"item": "tea"}, headers=sent()).status_code == 201
@@ -82,7 +82,7 @@ def test_what_is_pending_is_written_while_error_handlers_can_answer(shop: Shop) 
 
 
 @pytest.mark.parametrize("does", ["raise", "abort", "begin first"])
-def test_what_is_raised_is_rolled_back(shop: Shop, does: str) -> None:
+def test_an_exception_in_a_flask_view_rolls_back(shop: Shop, does: str) -> None:
     # L6: a final no that was raised is stored without its rows, a 500 is not stored
     client, headers = shop.app.test_client(), sent()
     first = client.post("/orders", json={"item": "tea", "does": does}, headers=headers)
@@ -94,9 +94,7 @@ def test_what_is_raised_is_rolled_back(shop: Shop, does: str) -> None:
 @pytest.mark.parametrize("pending", [True, False], ids=["pending", "flushed"])
 @pytest.mark.parametrize("does", ["raise", "abort", "roll back", "remove", "go on after remove", "go on after close"])
 @pytest.mark.parametrize("path", ["/orders", "/optional"])
-def test_a_later_commit_of_the_request_writes_nothing_of_what_was_rolled_back(
-    shop: Shop, path: str, does: str, *, pending: bool
-) -> None:
+def test_a_commit_in_a_later_hook_writes_nothing(shop: Shop, path: str, does: str, *, pending: bool) -> None:
     # an audit line in after_request, or "commit if there was no error" in teardown_request
     client, headers = shop.app.test_client(), sent(Commits="after_request, teardown_request")
     for _ in range(2):
@@ -112,7 +110,7 @@ def test_a_later_commit_of_the_request_writes_nothing_of_what_was_rolled_back(
     assert items(shop) == ["milk"]
 
 
-def test_what_before_request_has_added_survives_a_replay(shop: Shop) -> None:
+def test_objects_added_in_before_request_survive_a_replay(shop: Shop) -> None:
     @shop.app.before_request
     def note() -> None:
         shop.db.session.add(shop.refund(item="seen", tenant="alpha"))
@@ -124,7 +122,7 @@ def test_what_before_request_has_added_survives_a_replay(shop: Shop) -> None:
     assert items(shop, "refunds") == ["seen", "seen"]
 
 
-def test_a_returned_no_keeps_its_rows(shop: Shop) -> None:
+def test_a_returned_404_commits_its_rows(shop: Shop) -> None:
     client, headers = shop.app.test_client(), sent()
     for _ in range(2):
         assert client.post("/orders", json={"item": "tea", "status": 404}, headers=headers).status_code == 404
@@ -132,7 +130,9 @@ def test_a_returned_no_keeps_its_rows(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("does", ["commit as text", "commit the connection"])
-def test_a_commit_of_the_handlers_own_is_refused(shop: Shop, does: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_explicit_commit_in_a_flask_view_returns_500(
+    shop: Shop, does: str, caplog: pytest.LogCaptureFixture
+) -> None:
     # L5, F16
     client, headers = shop.app.test_client(), sent()
     assert client.post("/orders", json={"item": "tea", "does": does}, headers=headers).status_code == 500
@@ -151,7 +151,7 @@ def test_a_success_without_its_rows_is_never_stored(shop: Shop, does: str, caplo
     assert (items(shop), len(shop.runs)) == ([], 2)
 
 
-def test_a_no_after_a_rollback_is_stored(shop: Shop) -> None:
+def test_a_409_after_a_rollback_is_stored(shop: Shop) -> None:
     client, headers = shop.app.test_client(), sent()
     for _ in range(2):
         order = {"item": "tea", "does": "roll back", "status": 409}
@@ -159,7 +159,7 @@ def test_a_no_after_a_rollback_is_stored(shop: Shop) -> None:
     assert (items(shop), shop.runs) == ([], ["local"])
 
 
-def test_savepoints_are_the_handlers_own(shop: Shop) -> None:
+def test_a_flask_view_may_use_savepoints(shop: Shop) -> None:
     # `with db.session.begin():` is one of them
     client = shop.app.test_client()
     order = {"item": "tea", "does": "swallow in a savepoint"}
@@ -168,14 +168,14 @@ def test_savepoints_are_the_handlers_own(shop: Shop) -> None:
     assert items(shop) == ["tea", "milk", "milk too"]
 
 
-def test_what_a_session_wrote_before_the_handler_is_refused(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+def test_session_writes_before_the_view_are_rejected(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     client = shop.app.test_client()
     assert client.post("/orders", json={"item": "tea"}, headers=sent(Seen="yes")).status_code == 500
     assert "from before the handler" in caplog.text
     assert (items(shop), shop.runs) == ([], [])
 
 
-def test_another_bind_is_not_a_part_of_it(
+def test_writing_to_another_bind_is_rejected(
     open_shop: Callable[..., Shop], url: str, tmp_path: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     # never a second connection for business rows
@@ -193,7 +193,7 @@ def test_another_bind_is_not_a_part_of_it(
 
 
 @pytest.mark.parametrize("setting", ["TESTING", "PROPAGATE_EXCEPTIONS"])
-def test_an_error_that_reaches_the_server(shop: Shop, setting: str) -> None:
+def test_a_propagated_flask_error_rolls_back_and_frees_the_pool(shop: Shop, setting: str) -> None:
     # no after_request runs, teardown comes first, and no connection stays out
     shop.app.config[setting] = True
     client, headers = shop.app.test_client(), sent()
@@ -207,7 +207,7 @@ def test_an_error_that_reaches_the_server(shop: Shop, setting: str) -> None:
     assert (again.status_code, items(shop)) == (201, ["tea"])
 
 
-def test_a_worker_that_is_ended_in_its_handler(shop: Shop) -> None:
+def test_system_exit_in_a_flask_view_rolls_back(shop: Shop) -> None:
     # gunicorn raises SystemExit in a handler that takes too long, and Flask lets it pass
     client, headers = shop.app.test_client(), sent()
     for _ in range(2):  # the key is free again at once
@@ -219,7 +219,7 @@ def test_a_worker_that_is_ended_in_its_handler(shop: Shop) -> None:
     assert client.post("/orders", json={"item": "tea"}, headers=sent()).status_code == 201
 
 
-def test_an_after_request_that_fails(shop: Shop) -> None:
+def test_a_failing_after_request_hook_keeps_the_stored_response(shop: Shop) -> None:
     # the client gets 500, the record says 201, and a retry replays it
     client, headers = shop.app.test_client(), sent()
     failed = client.post("/orders", json={"item": "tea"}, headers={**headers, "Fails-After": "yes"})
@@ -231,7 +231,7 @@ def test_an_after_request_that_fails(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("name", "status", "body"), [("file", 200, b"of a file"), ("stream", 201, b"11"), ("plain", 204, b"")]
 )
-def test_blueprints_classes_streams_and_files(shop: Shop, name: str, status: int, body: bytes) -> None:
+def test_flask_files_streams_and_class_views_are_replayed(shop: Shop, name: str, status: int, body: bytes) -> None:
     client, headers = shop.app.test_client(), sent()
     first = client.post(f"/stock/{name}", headers=headers)
     again = client.post(f"/stock/{name}", headers=headers)
@@ -240,7 +240,7 @@ def test_blueprints_classes_streams_and_files(shop: Shop, name: str, status: int
     assert (again.headers["Idempotent-Replayed"], items(shop)) == ("true", [name])
 
 
-def test_the_error_handler_of_a_blueprint(shop: Shop) -> None:
+def test_a_blueprint_error_handler_response_is_replayed(shop: Shop) -> None:
     client, headers = shop.app.test_client(), sent()
     for _ in range(2):
         answer = client.post("/stock/sold-out", headers=headers)
@@ -248,14 +248,14 @@ def test_the_error_handler_of_a_blueprint(shop: Shop) -> None:
     assert items(shop) == []
 
 
-def test_a_body_that_fails_half_way_is_no_success(shop: Shop) -> None:
+def test_a_flask_body_that_fails_halfway_rolls_back(shop: Shop) -> None:
     client, headers = shop.app.test_client(), sent()
     for _ in range(2):
         assert client.post("/stock/broken", headers=headers).status_code == 500
     assert items(shop) == []
 
 
-def test_async_views(shop: Shop) -> None:
+def test_async_flask_views_are_replayed(shop: Shop) -> None:
     client, headers = shop.app.test_client(), sent()
     first = client.post("/async", json={"item": "tea"}, headers=headers)
     again = client.post("/async", json={"item": "tea"}, headers=headers)
@@ -266,7 +266,7 @@ def test_async_views(shop: Shop) -> None:
     assert (items(shop), shop.runs) == (["tea", "milk"], ["local"])
 
 
-def test_inline_outbox_and_no_key(shop: Shop) -> None:
+def test_flask_serves_inline_outbox_and_keyless_views(shop: Shop) -> None:
     client, headers = shop.app.test_client(), sent()
     for _ in range(2):
         assert client.post("/charges", json={}, headers=headers).get_json() == {"charges": 1}
@@ -289,7 +289,7 @@ def test_phases_write_through_the_session(shop: Shop) -> None:
     assert (items(shop), shop.runs, len(shop.charges)) == (["tea paid"], ["phased"], 1)
 
 
-def test_a_phased_handler_goes_on_after_its_last_phase(shop: Shop) -> None:
+def test_a_phased_flask_view_resumes_after_its_last_phase(shop: Shop) -> None:
     client, headers = shop.app.test_client(), sent()
     assert client.post("/payments", json={"item": "tea", "does": "raise"}, headers=headers).status_code == 500
     assert items(shop) == ["tea"]
@@ -302,11 +302,11 @@ def test_outside_of_a_phase_the_session_only_reads(shop: Shop, caplog: pytest.Lo
     client, headers = shop.app.test_client(), sent()
     failed = client.post("/payments", json={"item": "tea", "does": "write outside"}, headers=headers)
     assert failed.status_code == 500
-    assert "only reads" in caplog.text
+    assert "read-only" in caplog.text
     assert items(shop) == ["tea"]
 
 
-def test_a_file_that_was_deleted_takes_nothing_until_it_is_back(
+def test_a_deleted_sqlite_file_returns_503_until_restored(
     file_url: str, open_shop: Callable[..., Shop], tmp_path: Path
 ) -> None:
     shop = open_shop(file_url)
@@ -329,9 +329,7 @@ def test_a_file_that_was_deleted_takes_nothing_until_it_is_back(
     assert items(shop) == ["tea", *(item for item, status in answers.items() if status == 201)]
 
 
-def test_a_role_of_the_views_transaction_does_not_reach_the_record(
-    tables_dsn: str, open_shop: Callable[..., Shop]
-) -> None:
+def test_a_view_with_set_local_role_still_stores_its_record(tables_dsn: str, open_shop: Callable[..., Shop]) -> None:
     shop = open_shop(with_tables(tables_dsn.replace("postgresql:", "postgresql+psycopg:")))
     role = f"flask_{uuid.uuid4().hex}"
     with psycopg.connect(tables_dsn, autocommit=True) as connection:

@@ -116,7 +116,7 @@ class Shop:
         ]
 
 
-async def test_under_asgi(engine: Engine) -> None:
+async def test_blocking_engine_serves_all_effects_under_asgi(engine: Engine) -> None:
     shop = Shop(engine)
     app = shop.fastapi()
 
@@ -139,7 +139,7 @@ async def test_under_asgi(engine: Engine) -> None:
     assert shop.runs == ["local", "phased", "inline", "local", "phased", "phased"]
 
 
-def test_under_flask(engine: Engine) -> None:
+def test_blocking_engine_serves_all_effects_under_flask(engine: Engine) -> None:
     shop = Shop(engine)
     app = shop.flask()
     for path, status in (("/local", 200), ("/phased", 200), ("/outbox", 202), ("/inline", 200)):
@@ -152,7 +152,7 @@ def test_under_flask(engine: Engine) -> None:
     assert sold(engine) == ["/local", "/outbox", "/phased", "/phased paid"]
 
 
-def test_a_race_of_threads(engine: Engine) -> None:
+def test_concurrent_threads_with_one_key_run_the_handler_once(engine: Engine) -> None:
     # P1, on a pool of three
     shop = Shop(engine)
     app, key, statuses = shop.flask(), uuid.uuid4().hex, []
@@ -170,7 +170,7 @@ def test_a_race_of_threads(engine: Engine) -> None:
     assert (sold(engine), shop.runs) == (["tea"], ["local"])
 
 
-def test_functions(engine: Engine) -> None:
+def test_protected_functions_replay_on_a_blocking_engine(engine: Engine) -> None:
     shop = Shop(engine)
 
     @shop.once.function(effects=LOCAL, key="number", operation="order")
@@ -187,7 +187,7 @@ def test_functions(engine: Engine) -> None:
     assert (sold(engine), shop.runs) == (["milk", "milk paid", "tea"], ["local", "phased"])
 
 
-async def test_what_would_block_an_event_loop_is_refused(tmp_path: Path) -> None:
+async def test_async_handlers_on_a_blocking_engine_are_rejected(tmp_path: Path) -> None:
     once = Once(create_engine(f"sqlite:///{tmp_path}/shop.db"), migrate=True)
     app = FastAPI(lifespan=once.lifespan)
     once.install(app, tenant=SINGLE_TENANT)
@@ -201,7 +201,7 @@ async def test_what_would_block_an_event_loop_is_refused(tmp_path: Path) -> None
             pass
 
 
-def test_an_async_engine_has_no_threads() -> None:
+def test_flask_rejects_an_async_engine() -> None:
     once = Once(create_async_engine("sqlite+aiosqlite://"))
     with pytest.raises(ConfigurationError, match=r"once\.flask needs blocking connections"):
         once.flask(flask.Flask("shop"), tenant=SINGLE_TENANT)

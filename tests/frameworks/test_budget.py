@@ -50,7 +50,7 @@ def ordering(database: Any, **options: Any) -> RealShop:
     return shop
 
 
-async def test_calls(kind: str, database: Any) -> None:
+async def test_calls_into_oncekey_stay_within_the_budget(kind: str, database: Any) -> None:
     async with ordering(database).open() as shop:
         for number in range(2):  # caches are filled, statements prepared
             for _ in range(2):
@@ -88,7 +88,7 @@ async def requested(app: Any, item: str, key: str | None) -> int:
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("sent", ["new", "again", "unkeyed"])
-async def test_nothing_waits_for_the_collector(sent: str, database: Any) -> None:
+async def test_requests_leave_no_reference_cycles(sent: str, database: Any) -> None:
     """A circle of objects per request is found only by looking through all of them, again and again."""
     async with ordering(database, require_key=False).open() as shop:
         for number in range(4):
@@ -111,7 +111,7 @@ async def test_nothing_waits_for_the_collector(sent: str, database: Any) -> None
 
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg"])
-async def test_messages(kind: str, postgres_dsn: str) -> None:
+async def test_postgres_messages_per_request_stay_within_the_budget(kind: str, postgres_dsn: str) -> None:
     with CuttingProxy.before(postgres_dsn) as proxy:
         direct = PostgresDatabase(postgres_dsn, kind)
         database = PostgresDatabase.__new__(PostgresDatabase)

@@ -88,7 +88,7 @@ async def test_a_busy_pool_does_not_close_an_open_breaker() -> None:
 
 
 @pytest.mark.parametrize("kind", ["asyncpg", "psycopg", "psycopg-def", "sqlite", "sqlite-def"])
-async def test_a_stored_answer_is_served_while_every_slot_is_taken(
+async def test_replays_are_served_while_every_connection_is_busy(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path, waits: list[str]
 ) -> None:
     # R96, R110: replays, mismatches and duplicates in flight look on the claims' share of the pool
@@ -141,7 +141,7 @@ async def test_a_stored_answer_is_served_while_every_slot_is_taken(
 
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
-async def test_a_crowd_of_quick_handlers_is_not_looked_past(
+async def test_queued_requests_send_no_peek_while_the_pool_moves(
     package: str, tables_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R110: a place comes free sooner than a look would be answered, so nobody pays for one
@@ -176,7 +176,7 @@ async def test_a_crowd_of_quick_handlers_is_not_looked_past(
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "def"])
-async def test_another_processs_writer_keeps_new_keys_waiting_and_no_replay(tmp_path: Path, blocking: bool) -> None:
+async def test_locked_sqlite_file_delays_new_keys_but_not_replays(tmp_path: Path, blocking: bool) -> None:
     # R96, R110: nobody here knows which key it writes for
     shop = RealShop(SqliteFile(tmp_path / "shop.db"))
 
@@ -210,7 +210,7 @@ async def test_another_processs_writer_keeps_new_keys_waiting_and_no_replay(tmp_
         assert len(shop.rows) == 2
 
 
-async def test_a_stored_answer_is_served_while_every_session_is_taken(tables_dsn: str, waits: list[str]) -> None:
+async def test_replays_are_served_while_every_session_is_busy(tables_dsn: str, waits: list[str]) -> None:
     # R96
     entered, go = asyncio.Event(), asyncio.Event()
 

@@ -98,7 +98,7 @@ async def test_a_request_may_be_cancelled_at_every_await(effects: Any) -> None:
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
 @pytest.mark.parametrize("state", ["failed_retryable", "stale"])
-async def test_a_request_that_goes_on_with_a_record_may_be_cancelled_at_every_await(effects: Any, state: str) -> None:
+async def test_a_retry_may_be_cancelled_at_every_await(effects: Any, state: str) -> None:
     # P1: a take-over that nobody uses must not look like a crash
     if effects is INLINE and state == "stale":
         options = {"on_lease_expired": "retry", "naturally_idempotent": True}
@@ -167,7 +167,7 @@ async def test_a_waiter_may_be_cancelled_at_every_await() -> None:
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_settlement_is_entered_once_and_its_answer_is_sent(effects: Any, times: int) -> None:
+async def test_a_cancelled_settlement_runs_once_and_its_response_is_sent(effects: Any, times: int) -> None:
     # apishape 1 and 9: the second entry would settle "500, release" over the stored success
     shop = ordering(effects)
     gate = Gate()
@@ -193,7 +193,7 @@ async def test_a_settlement_is_entered_once_and_its_answer_is_sent(effects: Any,
     assert len(shop.runs) == (1 if effects is INLINE else 2)
 
 
-async def test_a_settlement_that_fails_for_another_reason_is_not_entered_again_either() -> None:
+async def test_a_settlement_that_raises_a_driver_bug_is_not_repeated() -> None:
     # apishape 1: a second one would say "crashed" over whatever the first one wrote
     shop = ordering(INLINE)
 
@@ -208,7 +208,7 @@ async def test_a_settlement_that_fails_for_another_reason_is_not_entered_again_e
     assert (await shop.send("/orders")).replayed
 
 
-async def test_a_handler_that_is_cancelled_has_not_said_its_last_word() -> None:
+async def test_a_cancelled_inline_handler_leaves_an_unknown_outcome() -> None:
     # R105: `on_5xx=store` keeps errors of the handler, and a server that stops is none
     shop = Shop()
     entered = asyncio.Event()
@@ -225,7 +225,7 @@ async def test_a_handler_that_is_cancelled_has_not_said_its_last_word() -> None:
     assert shop.state == "unknown"
 
 
-async def test_a_commit_that_is_cancelled_half_way_is_asked_after() -> None:
+async def test_a_commit_cancelled_halfway_is_verified_in_the_store() -> None:
     # P7: cancelled after COMMIT was sent, so only the record knows
     shop = ordering(LOCAL)
     gate = Gate()
@@ -267,7 +267,7 @@ async def test_a_settlement_survives_a_time_out_around_the_application() -> None
     assert (shop.state, caller.reply.status) == ("completed", 201)
 
 
-async def test_a_settlement_survives_an_anyio_scope_that_cancels_for_ever() -> None:
+async def test_a_settlement_survives_repeated_anyio_cancellation() -> None:
     # apishape 1: anyio cancels again at every await, until the scope is left
     shop = ordering(INLINE)
     gate = Gate()
@@ -277,7 +277,7 @@ async def test_a_settlement_survives_an_anyio_scope_that_cancels_for_ever() -> N
     assert (shop.state, caller.reply.status) == ("completed", 201)
 
 
-async def test_a_settlement_in_a_cancelled_anyio_scope_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_settling_in_a_cancelled_anyio_scope_does_not_busy_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     # apishape 1: without a shield of anyio's own it would be woken up at every turn of the loop
     shop = ordering(INLINE)
     reached, waits = asyncio.Event(), []
@@ -315,7 +315,7 @@ async def cancelled_scope(work: Any, reached: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_a_handler_in_a_cancelled_anyio_scope_is_settled_and_leaves_nothing(effects: Any) -> None:
+async def test_a_handler_in_a_cancelled_anyio_scope_is_settled(effects: Any) -> None:
     shop = Shop(yields=True)
     entered = asyncio.Event()
 
@@ -331,7 +331,7 @@ async def test_a_handler_in_a_cancelled_anyio_scope_is_settled_and_leaves_nothin
     assert shop.state == ("failed_retryable" if effects is LOCAL else "unknown")
 
 
-async def test_a_keyless_handler_in_a_cancelled_anyio_scope_leaves_nothing_open() -> None:
+async def test_a_keyless_handler_in_a_cancelled_scope_is_rolled_back() -> None:
     shop = Shop(yields=True)
     entered = asyncio.Event()
 
@@ -345,7 +345,7 @@ async def test_a_keyless_handler_in_a_cancelled_anyio_scope_leaves_nothing_open(
     assert (shop.ledger.open, shop.ledger.rows) == (0, [])
 
 
-async def test_a_connection_that_is_waited_for_in_a_cancelled_scope_leaves_no_claim() -> None:
+async def test_cancelling_a_wait_for_a_connection_leaves_no_claim() -> None:
     # R72: not entered, so the key was not used
     shop = Shop(yields=True)
     gate = Gate()
@@ -359,7 +359,7 @@ async def test_a_connection_that_is_waited_for_in_a_cancelled_scope_leaves_no_cl
     assert (shop.ledger.records, shop.runs) == ([], [])
 
 
-async def test_a_claim_that_is_taken_back_is_taken_back_whoever_cancels() -> None:
+async def test_a_claim_is_released_even_if_the_release_is_cancelled() -> None:
     shop = Shop(yields=True)
     gate = Gate()
     shop.ledger.faults["begin"].append(down)
@@ -377,7 +377,7 @@ async def test_a_claim_that_is_taken_back_is_taken_back_whoever_cancels() -> Non
     assert (shop.ledger.records, shop.runs) == ([], [])
 
 
-async def test_an_outer_middleware_that_is_cancelled_is_not_waited_for_for_ever() -> None:
+async def test_cancelling_under_outer_middleware_settles_without_hanging() -> None:
     # BaseHTTPMiddleware takes no message any more when it is cancelled, and waits for us: that would be for ever.
     shop = ordering(INLINE)
 
@@ -400,7 +400,7 @@ async def test_an_outer_middleware_that_is_cancelled_is_not_waited_for_for_ever(
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_a_blocking_handler_is_not_settled_before_it_has_ended(effects: Any) -> None:
+async def test_a_cancelled_blocking_handler_is_settled_after_it_returns(effects: Any) -> None:
     # P4, P5: a thread cannot be cancelled; while it runs, the key is in progress and its connection in use
     shop = Shop()
     entered, go_on, ended = asyncio.Event(), threading.Event(), threading.Event()
@@ -429,7 +429,7 @@ async def test_a_blocking_handler_is_not_settled_before_it_has_ended(effects: An
     assert shop.state == ("failed_retryable" if effects is LOCAL else "unknown")
 
 
-async def test_a_blocking_handler_that_waits_for_its_connection_is_not_forgotten() -> None:
+async def test_cancelling_a_blocking_begin_closes_its_connection() -> None:
     # A connection that arrives after the settlement would stay checked out for ever.
     shop = Shop()
     arrived, go_on = asyncio.Event(), threading.Event()
@@ -514,7 +514,7 @@ async def test_a_stop_does_not_wait_for_background_tasks() -> None:
     assert installation.running_work.pending == 0
 
 
-def test_a_stop_knows_no_event_loop_but_its_own() -> None:
+def test_stop_works_again_in_a_second_event_loop() -> None:
     # one application, started and stopped in one loop after the other, as test suites do
     shop = ordering(INLINE)
 
@@ -534,7 +534,7 @@ def test_a_stop_knows_no_event_loop_but_its_own() -> None:
         asyncio.run(serve_and_stop(key))
 
 
-async def test_a_stop_is_bounded_and_says_what_it_left(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stop_is_bounded_and_logs_unwritten_settlements(caplog: pytest.LogCaptureFixture) -> None:
     shop = ordering(INLINE)
     shop.ledger.faults["settle"].extend([down] * 10_000)
     assert (await shop.send("/orders")).status == 503
@@ -546,7 +546,7 @@ async def test_a_stop_is_bounded_and_says_what_it_left(caplog: pytest.LogCapture
     assert len(shop.ledger.log) == asked  # nobody knocks at a store that was closed
 
 
-async def test_the_clock_of_a_stale_record_is_the_stores() -> None:
+async def test_the_store_clock_decides_if_a_lease_has_expired() -> None:
     # the story of a key whose process died in mid-settlement: its lease runs out
     shop = ordering(LOCAL)
     await shop.send("/orders")
@@ -586,7 +586,7 @@ class OneAtATime:
 
 
 @pytest.mark.parametrize("what", ["step", "commit"])
-async def test_a_blocking_transaction_is_in_one_thread_at_a_time(what: str) -> None:
+async def test_one_thread_at_a_time_uses_a_blocking_transaction(what: str) -> None:
     # a thread that was cancelled goes on; the roll-back waits for it
     tx = OneAtATime()
     with ThreadPoolExecutor(4) as executor:
@@ -603,7 +603,7 @@ async def test_a_blocking_transaction_is_in_one_thread_at_a_time(what: str) -> N
     assert tx.log == [what, "rollback"]
 
 
-async def test_a_commit_of_a_blocking_handler_that_is_cancelled_half_way_is_asked_after() -> None:
+async def test_a_blocking_commit_cancelled_halfway_is_verified_in_the_store() -> None:
     # P7
     shop = Shop()
     reached, go_on = threading.Event(), threading.Event()

@@ -60,20 +60,20 @@ async def shown(app: FastAPI) -> str:
 async def test_each_route_has_its_own_settings() -> None:
     # R274, R230
     found = rows(await shown(an_api()))
-    assert found["POST /payments"].startswith("required, a UUID, in double quotes or bare")
+    assert found["POST /payments"].startswith("required, a UUID, with or without double quotes")
     assert "3 days 409 with Retry-After" in found["POST /payments"]
     assert found["PATCH /notes/{number}"].startswith("optional, 16 to 255 characters")
     assert "24 hours the first request's response, for up to 5 seconds; then 409" in found["PATCH /notes/{number}"]
     assert "202 with Location" in found["POST /transfers"]
 
 
-async def test_it_names_the_status_resource_and_the_new_key_after_another_4xx() -> None:
+async def test_the_page_describes_the_status_resource_and_4xx_retries() -> None:
     # R274, R219
     source = await shown(an_api())
     assert "GET /idempotency-keys/{key} returns the state" in text_of(source)
     assert set(rows(source)) >= {"pending", "in_progress", "completed", "failed_retryable", "unknown"}
     assert rows(source)["other 4xx"] == "do not retry: fix the request and send it with a new key"
-    assert "Keys are valid for 24 hours unless the route says otherwise." in text_of(source)
+    assert "Keys are valid for 24 hours unless listed otherwise below." in text_of(source)
 
 
 @pytest.mark.parametrize(
@@ -84,16 +84,16 @@ async def test_it_names_the_status_resource_and_the_new_key_after_another_4xx() 
         ({"max_request_age": 7200}, "Idempotency-First-Sent is more than 2 hours ago receives 412"),
     ],
 )
-async def test_it_describes_what_happens_after_expiry(policy: dict[str, Any], words: str) -> None:
+async def test_the_page_describes_requests_with_expired_keys(policy: dict[str, Any], words: str) -> None:
     # R274
     assert words in text_of(await shown(an_api(**policy)))
 
 
-def test_an_api_without_a_status_resource_names_none() -> None:
+def test_the_page_omits_a_disabled_status_resource() -> None:
     assert "idempotency-keys" not in page(Policy(), {}, None)
 
 
-def test_problems_have_the_statuses_of_the_routes() -> None:
+def test_the_page_lists_problem_statuses_by_route_policy() -> None:
     # R230: of Stripe's flavour, too
     once = Once("sqlite:///unused.db", policy=Policy(flavor="stripe", on_unknown=202))
     app = flask.Flask("api")

@@ -59,7 +59,7 @@ class Shop:
 
 
 @pytest.mark.parametrize("path", ["/orders", "/payments"])
-async def test_the_dependency_names_the_tenant(path: str) -> None:
+async def test_the_tenant_comes_from_the_dependency(path: str) -> None:
     # R23
     shop = Shop()
     for _ in range(2):
@@ -71,7 +71,7 @@ async def test_the_dependency_names_the_tenant(path: str) -> None:
     assert "shop:acme:us" in other.json()
 
 
-async def test_what_the_dependency_raises_is_answered_as_on_any_route() -> None:
+async def test_http_errors_of_the_tenant_dependency_become_responses() -> None:
     # R20
     shop = Shop()
     for path, method in (("/orders", "POST"), (f"/idempotency-keys/{KEY}", "GET")):
@@ -81,7 +81,7 @@ async def test_what_the_dependency_raises_is_answered_as_on_any_route() -> None:
     assert (shop.ledger.rows, shop.ledger.records, shop.ledger.open) == ([], [], 0)
 
 
-async def test_the_applications_own_exception_handler_is_asked() -> None:
+async def test_tenant_dependency_errors_reach_the_exception_handlers() -> None:
     shop = Shop()
 
     @shop.app.exception_handler(HTTPException)
@@ -93,7 +93,7 @@ async def test_the_applications_own_exception_handler_is_asked() -> None:
     assert (await shop.send(None)).json() == {"error": "who are you?"}
 
 
-async def test_a_parameter_that_is_missing_is_a_validation_error() -> None:
+async def test_a_missing_dependency_parameter_returns_422() -> None:
     def by_header(x_tenant: Annotated[str, Header()]) -> str:
         return x_tenant
 
@@ -103,7 +103,7 @@ async def test_a_parameter_that_is_missing_is_a_validation_error() -> None:
     assert (await shop.send("token-a", **{"X-Tenant": "acme"})).status == 200
 
 
-async def test_overrides_hold() -> None:
+async def test_dependency_overrides_apply_to_the_tenant() -> None:
     shop = Shop()
     shop.app.dependency_overrides[authenticated] = lambda: "tester"
     assert "shop:tester:eu" in (await shop.send(None)).json()
@@ -113,7 +113,7 @@ async def test_overrides_hold() -> None:
     assert (await shop.send(None)).status == 401
 
 
-async def test_the_status_resource_is_the_tenants_own() -> None:
+async def test_the_status_resource_is_visible_to_its_tenant_only() -> None:
     # R29
     shop = Shop()
     await shop.send("token-a")
@@ -130,7 +130,7 @@ async def test_a_principal_may_be_a_dependency_too() -> None:
     assert len(scopes) == len(shop.ledger.records) == 2
 
 
-async def test_a_dependency_that_yields_is_ended() -> None:
+async def test_a_yielding_tenant_dependency_is_finalized() -> None:
     ended: list[int] = []
 
     async def tenant() -> Any:
@@ -142,7 +142,7 @@ async def test_a_dependency_that_yields_is_ended() -> None:
     assert ended == [1]
 
 
-async def test_an_exception_of_the_dependency_is_the_applications() -> None:
+async def test_tenant_dependency_exceptions_reach_the_application() -> None:
     def tenant() -> str:
         raise LookupError("no such tenant")
 
@@ -161,7 +161,7 @@ async def test_a_dependency_that_reads_the_body_is_refused() -> None:
         await Shop(Depends(tenant)).send(None)
 
 
-async def test_by_path_what_the_dependency_raises_is_answered_too() -> None:
+async def test_dependency_errors_become_responses_for_enrolled_paths() -> None:
     once, app, runs = LedgerOnce(Ledger()), FastAPI(), []
     app.state.prefix = "shop"
     app.post("/old")(lambda: runs.append(1))
@@ -175,6 +175,6 @@ async def test_by_path_what_the_dependency_raises_is_answered_too() -> None:
     assert runs == [1]
 
 
-def test_only_fastapi_has_dependencies() -> None:
+def test_starlette_rejects_a_tenant_dependency() -> None:
     with pytest.raises(ConfigurationError, match=r"takes a function of the request .* in FastAPI, Depends"):
         Once("memory:").install(Starlette(), tenant=Depends(tenant_of))

@@ -21,7 +21,7 @@ from oncekey.frameworks.asgi.requests import Intake
 
 @pytest.mark.parametrize("spec_version", ["2.3", "2.4"])
 @pytest.mark.parametrize("wrapped", [False, True])
-async def test_a_client_that_leaves_in_the_middle_of_a_stream(spec_version: str, wrapped: bool) -> None:
+async def test_a_stream_is_stored_if_the_client_disconnects(spec_version: str, wrapped: bool) -> None:
     # apishape 1, 9: Starlette would cancel the generator and return as if all were well
     shop = Shop()
     leave, go_on = asyncio.Event(), asyncio.Event()
@@ -57,7 +57,7 @@ async def test_a_client_that_leaves_in_the_middle_of_a_stream(spec_version: str,
     assert (shop.runs, shop.ledger.rows) == ([1], ["row"])
 
 
-async def test_a_handler_that_polls_for_the_client_hears_that_it_is_there() -> None:
+async def test_is_disconnected_is_false_while_the_handler_runs() -> None:
     # apishape 1: is_disconnected() while the operation runs is False, or a handler would stop half-way
     shop = Shop()
     heard: list[bool] = []
@@ -81,7 +81,7 @@ async def test_a_handler_that_polls_for_the_client_hears_that_it_is_there() -> N
     assert (await shop.send("/orders")).replayed
 
 
-async def test_after_the_answer_whoever_listens_hears_that_the_client_left() -> None:
+async def test_a_disconnect_is_delivered_after_the_response() -> None:
     # a server may announce it only once, and a listener that was cancelled must not have swallowed it
     announced = [{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}]
 
@@ -105,7 +105,7 @@ async def test_after_the_answer_whoever_listens_hears_that_the_client_left() -> 
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_a_client_that_leaves_before_its_request_is_complete_runs_nothing(effects: Any) -> None:
+async def test_a_disconnect_within_the_body_runs_no_handler(effects: Any) -> None:
     # apishape 1, 9: before the claim
     shop = Shop()
 
@@ -129,7 +129,7 @@ async def test_a_client_that_leaves_before_its_request_is_complete_runs_nothing(
     assert (caller.sent, shop.runs, shop.ledger.log, shop.ledger.open) == ([], [], [], 0)
 
 
-async def test_a_client_that_left_gets_its_operation_settled_all_the_same() -> None:
+async def test_an_operation_is_settled_after_the_client_disconnects() -> None:
     # peers 7: the disconnect does not cancel the bookkeeping write
     shop = Shop()
     gate = Gate()
@@ -151,7 +151,7 @@ async def test_a_client_that_left_gets_its_operation_settled_all_the_same() -> N
     assert shop.runs == [1]
 
 
-async def test_a_client_that_left_and_a_server_that_says_so_at_once() -> None:
+async def test_a_send_error_is_raised_after_the_record_is_settled() -> None:
     # ASGI 2.4: `send` raises an OSError when nobody is there
     shop = Shop()
 
@@ -170,7 +170,7 @@ async def test_a_client_that_left_and_a_server_that_says_so_at_once() -> None:
     assert (await shop.send("/orders")).replayed
 
 
-async def test_a_disconnect_without_a_key_is_passed_on_as_it_is() -> None:
+async def test_unprotected_routes_receive_the_disconnect() -> None:
     shop = Shop()
 
     @shop.app.post("/plain")
@@ -193,7 +193,7 @@ async def until_gone(request: Request) -> None:
         continue
 
 
-async def test_nobody_spins_while_a_disconnect_is_withheld() -> None:
+async def test_withholding_a_disconnect_does_not_busy_wait() -> None:
     # apishape 1: an empty message again and again would cost a processor
     shop = Shop()
     leave, go_on = asyncio.Event(), asyncio.Event()

@@ -83,7 +83,7 @@ def declining_shop(effects: Any, **options: Any) -> Shop:
         (500, "crashed", 0, "failed_retryable"),
     ],
 )
-async def test_how_a_local_handler_ends(status: int, way: str, rows: int, state: str) -> None:
+async def test_local_status_decides_commit_and_record_state(status: int, way: str, rows: int, state: str) -> None:
     # L6, F17, R46, R47, R91, R104, R113
     shop = declining_shop(LOCAL)
     target = f"/orders?status={status}&way={way}"
@@ -114,7 +114,7 @@ async def test_how_a_local_handler_ends(status: int, way: str, rows: int, state:
         (500, "crashed", "unknown"),
     ],
 )
-async def test_how_an_inline_handler_ends(status: int, way: str, state: str) -> None:
+async def test_inline_status_decides_the_record_state(status: int, way: str, state: str) -> None:
     # R48, R101, R102, R103 in part, F5; peers 15: an exception after a side effect never runs it again
     shop = declining_shop(INLINE)
     target = f"/orders?status={status}&way={way}"
@@ -147,14 +147,16 @@ async def test_how_an_inline_handler_ends(status: int, way: str, state: str) -> 
         (500, "crashed", "keep", 0, "failed_retryable"),
     ],
 )
-async def test_keep_and_rollback_are_the_exceptions(status: int, way: str, wish: str, rows: int, state: str) -> None:
+async def test_keep_and_rollback_override_the_status_rule(
+    status: int, way: str, wish: str, rows: int, state: str
+) -> None:
     # L6, F17
     shop = declining_shop(LOCAL)
     reply = await shop.send(f"/orders?status={status}&way={way}&wish={wish}")
     assert (reply.status, len(shop.ledger.rows), shop.state) == (status, rows, state)
 
 
-async def test_an_answer_that_no_status_class_knows_is_no_result() -> None:
+async def test_a_status_outside_the_http_range_rolls_back() -> None:
     shop = Shop()
 
     @shop.post(effects=LOCAL)
@@ -184,7 +186,7 @@ async def test_not_executed_lets_the_same_key_run_again() -> None:
     assert (again.status, shop.runs, shop.state) == (201, [1, 1], "completed")
 
 
-async def test_the_hook_decides_what_was_definitely_not_executed() -> None:
+async def test_the_not_executed_hook_decides_if_a_retry_may_run() -> None:
     # R102: True only if provably nothing went out
     shop = Shop()
 
@@ -199,7 +201,7 @@ async def test_the_hook_decides_what_was_definitely_not_executed() -> None:
     assert [record["state"] for record in shop.ledger.records] == ["failed_retryable", "unknown"]
 
 
-async def test_a_hook_that_fails_proves_nothing() -> None:
+async def test_a_failing_not_executed_hook_leaves_an_unknown_outcome() -> None:
     # R102: pessimistic, also about the hook itself
     shop = Shop()
 
@@ -223,7 +225,7 @@ async def test_on_5xx_store_keeps_a_returned_error() -> None:
     assert shop.runs == [502]
 
 
-async def test_on_5xx_store_keeps_our_problem_and_never_the_exceptions_text() -> None:
+async def test_on_5xx_store_hides_the_text_of_the_exception() -> None:
     # R105; peers 27
     shop = declining_shop(INLINE, on_5xx=On5xx.STORE)
     shop.app.debug = True  # the framework would answer with a page that quotes the exception
@@ -249,7 +251,7 @@ async def test_no_text_of_an_exception_is_stored_or_replayed() -> None:
         assert b"alice" not in again.body
 
 
-async def test_a_crash_is_raised_to_the_server_and_answered_by_the_application() -> None:
+async def test_a_crash_returns_500_and_reaches_the_server() -> None:
     shop = declining_shop(LOCAL)
     caller = shop.caller("/orders?status=500&way=crashed")
     with pytest.raises(RuntimeError, match="alice"):
@@ -257,7 +259,7 @@ async def test_a_crash_is_raised_to_the_server_and_answered_by_the_application()
     assert (caller.reply.status, caller.reply.body) == (500, b"Internal Server Error")
 
 
-async def test_a_store_error_of_the_handlers_own_rolls_back_like_any_exception() -> None:
+async def test_a_store_error_raised_by_the_handler_rolls_back() -> None:
     # L6: raised rolls back, also where an exception handler maps it
     shop = Shop()
 
@@ -280,7 +282,7 @@ class Order(BaseModel):
     id: int
 
 
-async def test_the_stored_bytes_are_the_filtered_ones() -> None:
+async def test_the_response_model_filters_the_stored_body() -> None:
     # peers 26: response_model is respected, and the status is the real one
     shop = Shop()
 
@@ -296,7 +298,7 @@ async def test_the_stored_bytes_are_the_filtered_ones() -> None:
 
 
 @pytest.mark.parametrize(("effects", "state"), [(LOCAL, "failed_retryable"), (INLINE, "unknown")])
-async def test_an_answer_that_its_model_refuses_is_no_success(effects: Any, state: str) -> None:
+async def test_a_response_that_fails_its_model_rolls_back(effects: Any, state: str) -> None:
     # L6: the response is part of the operation
     shop = Shop()
 
@@ -313,7 +315,7 @@ async def test_an_answer_that_its_model_refuses_is_no_success(effects: Any, stat
 # ------------------------------------------------------------------------------------------ background tasks
 
 
-async def test_a_background_task_runs_after_the_answer_was_stored_and_sent() -> None:
+async def test_a_background_task_runs_after_the_response_was_sent() -> None:
     # peers 12: the answer is durable before its first byte goes out, and tasks come after it
     shop = Shop()
     events: list[str] = []
@@ -328,7 +330,7 @@ async def test_a_background_task_runs_after_the_answer_was_stored_and_sent() -> 
     assert events == ["http.response.start completed", "http.response.body completed", "task completed"]
 
 
-async def test_a_background_task_that_fails_changes_nothing() -> None:
+async def test_a_failing_background_task_keeps_the_stored_response() -> None:
     # peers 12; apishape 9
     shop = Shop()
 
@@ -374,7 +376,7 @@ async def test_no_background_task_runs_after_a_failed_commit() -> None:
     assert (shop.runs, shop.ledger.rows) == (["task"], ["row"])
 
 
-async def test_no_background_task_runs_where_the_answer_could_not_be_captured() -> None:
+async def test_no_background_task_runs_for_an_unstorable_response() -> None:
     # A4: the rows were rolled back, so nothing may act on them
     shop = Shop()
 

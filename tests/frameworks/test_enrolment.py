@@ -37,7 +37,7 @@ WAYS = ["typed", "aliased", "named", "dotted", "quoted", "optional", "first", "k
 
 @pytest.mark.parametrize("module", [plain_annotations, postponed_annotations])
 @pytest.mark.parametrize("way", WAYS)
-async def test_an_operation_can_be_asked_for_in_many_ways(module: Any, way: str) -> None:
+async def test_every_annotation_style_injects_the_operation(module: Any, way: str) -> None:
     # apishape 2, 9: `from __future__ import annotations` included
     shop = Shop()
     module.serve(shop.app, shop.once)
@@ -49,7 +49,7 @@ async def test_an_operation_can_be_asked_for_in_many_ways(module: Any, way: str)
     assert "op" not in str(about["requestBody"]).replace("opera", "")
 
 
-async def test_a_handler_without_an_operation_is_protected_too() -> None:
+async def test_a_handler_without_op_is_protected() -> None:
     shop = Shop()
 
     @shop.post(effects=INLINE)
@@ -81,7 +81,7 @@ def test_a_protected_handler_keeps_its_name_and_shows_no_operation() -> None:
 # --------------------------------------------------------------------------------------------- in a unit test
 
 
-async def test_a_protected_handler_is_called_plainly_with_an_operation_of_the_tests_own() -> None:
+async def test_a_unit_test_may_pass_an_operation_to_a_handler() -> None:
     once = a_once()
 
     @once.protect(effects=LOCAL)
@@ -101,7 +101,7 @@ async def test_a_protected_handler_is_called_plainly_with_an_operation_of_the_te
     assert written == [7, 8, 9]
 
 
-async def test_a_call_without_a_request_says_what_is_missing() -> None:
+async def test_calling_a_handler_outside_a_request_raises() -> None:
     once = a_once()
 
     @once.protect(effects=INLINE)
@@ -111,7 +111,7 @@ async def test_a_call_without_a_request_says_what_is_missing() -> None:
         await create()
 
 
-async def test_one_request_is_one_operation() -> None:
+async def test_a_protected_handler_calling_another_raises() -> None:
     # L7
     shop = Shop()
 
@@ -130,7 +130,7 @@ async def test_one_request_is_one_operation() -> None:
     assert shop.state == "unknown"
 
 
-async def test_a_protected_handler_may_call_another_one_as_part_of_its_own_operation() -> None:
+async def test_a_handler_may_pass_its_operation_to_another_handler() -> None:
     shop = Shop()
 
     @shop.post("/inner", effects=LOCAL)
@@ -170,7 +170,7 @@ async def test_a_blocking_handler_sees_the_context_of_its_request() -> None:
 )
 def test_effects_have_no_default(misuse: Any) -> None:
     # the error says what the four mean
-    with pytest.raises(TypeError, match="say what the handler does to the world") as raised:
+    with pytest.raises(TypeError, match="declare the handler's side effects") as raised:
 
         @misuse(a_once())
         async def create() -> None: ...
@@ -190,18 +190,18 @@ def test_effects_have_no_default(misuse: Any) -> None:
         ({"effects": INLINE, "on_store_error": "fail_open"}, "set naturally_idempotent=True"),
         ({"effects": LOCAL, "lease": 10, "deadline": 5}, "make the lease shorter or the deadline longer"),
         ({"effects": LOCAL, "in_progress": "queue"}, "on_in_progress"),
-        ({"effects": "locale"}, "say what the handler does to the world"),
+        ({"effects": "locale"}, "declare the handler's side effects"),
         (
             {"effects": PHASED, "require_key": False},
-            "effects=PHASED is gone on with by its key, so every request needs one",
+            "with effects=PHASED a request is resumed by its key, so every request needs one",
         ),
         (
             {"effects": OUTBOX, "require_key": False},
-            "effects=OUTBOX is gone on with by its key, so every request needs one",
+            "with effects=OUTBOX a request is resumed by its key, so every request needs one",
         ),
     ],
 )
-def test_a_wrong_option_is_named_with_what_fixes_it(options: dict[str, Any], sentence: str) -> None:
+def test_a_wrong_option_raises_with_a_suggestion(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises((ConfigurationError, TypeError)) as raised:
 
         @a_once().protect(**options)
@@ -235,13 +235,13 @@ def test_two_handlers_of_one_name_are_refused() -> None:
 def test_a_generator_is_refused_when_it_is_decorated() -> None:
     # apishape 2
     once = a_once()
-    with pytest.raises(ConfigurationError, match="return a StreamingResponse or the whole answer"):
+    with pytest.raises(ConfigurationError, match="return a StreamingResponse or the whole response"):
 
         @once.protect(effects=INLINE)
         async def stream() -> Any:
             yield 1
 
-    with pytest.raises(ConfigurationError, match="return a StreamingResponse or the whole answer"):
+    with pytest.raises(ConfigurationError, match="return a StreamingResponse or the whole response"):
 
         @once.protect(effects=INLINE)
         def stream_too() -> Any:
@@ -250,7 +250,7 @@ def test_a_generator_is_refused_when_it_is_decorated() -> None:
     assert once.enrolled == {}
 
 
-def test_the_wrong_kind_of_operation_is_refused_when_it_is_decorated() -> None:
+def test_the_wrong_operation_annotation_is_rejected_at_decoration() -> None:
     # apishape 4
     with pytest.raises(ConfigurationError, match="is `async def`, so annotate op as Operation, not SyncOperation"):
 
@@ -269,7 +269,7 @@ def test_only_a_function_can_be_protected(thing: Any) -> None:
         a_once().protect(effects=INLINE)(thing)
 
 
-async def test_a_function_that_only_returns_an_awaitable_is_named() -> None:
+async def test_a_def_handler_that_returns_an_awaitable_raises() -> None:
     # a decorator that forgot to be `async def` would run in a thread and never be awaited
     shop = Shop()
 
@@ -305,13 +305,13 @@ async def test_op_connection_is_for_local_handlers() -> None:
 # ------------------------------------------------------------------------------------------------- installing
 
 
-def test_an_installation_needs_to_know_whose_keys_they_are() -> None:
+def test_install_without_a_tenant_is_rejected() -> None:
     # R23
     with pytest.raises(ConfigurationError, match="pass a function that returns the tenant of an authenticated request"):
         a_once().install(FastAPI())
 
 
-async def test_one_tenant_for_all_is_a_choice_that_is_spelled_out() -> None:
+async def test_single_tenant_shares_keys_between_all_clients() -> None:
     shop = Shop(tenant=SINGLE_TENANT)
 
     @shop.post(effects=INLINE)
@@ -322,20 +322,20 @@ async def test_one_tenant_for_all_is_a_choice_that_is_spelled_out() -> None:
     assert (await shop.send("/orders", headers=[("X-Tenant", "globex")])).replayed
 
 
-def test_an_installation_is_for_starlette_and_fastapi() -> None:
+def test_install_rejects_other_asgi_applications() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None: ...
 
     with pytest.raises(ConfigurationError, match=re.escape("wrap others in once.asgi")):
         a_once().install(app, tenant=SINGLE_TENANT)
 
 
-def test_an_application_is_installed_once() -> None:
+def test_installing_an_application_twice_is_rejected() -> None:
     shop = Shop()
     with pytest.raises(ConfigurationError, match=re.escape("once.install(app) was called twice for one application")):
         shop.once.install(shop.app, tenant=SINGLE_TENANT)
 
 
-async def test_an_application_is_installed_before_its_first_request() -> None:
+async def test_install_after_the_first_request_is_rejected() -> None:
     shop = Shop(install=False)
     await shop.send("/", key=None)
     with pytest.raises(
@@ -345,10 +345,10 @@ async def test_an_application_is_installed_before_its_first_request() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["/orders", "post /orders", "POST orders", "", "POST"])
-def test_a_pattern_names_a_method_and_a_path(pattern: str) -> None:
+def test_an_enrolment_pattern_needs_a_method_and_a_path(pattern: str) -> None:
     once = a_once()
     enrolment = once.by_path(effects=INLINE, operation="x")
-    with pytest.raises(ConfigurationError, match=re.escape("is no enrolment pattern: write it as 'POST /path/{name}'")):
+    with pytest.raises(ConfigurationError, match=re.escape("an enrolment pattern: write it as 'POST /path/{name}'")):
         once.install(FastAPI(), tenant=SINGLE_TENANT, enrol={pattern: enrolment})
 
 
@@ -382,7 +382,7 @@ def plain_secret(request: Request) -> Response:
 
 @pytest.mark.parametrize("handler", [secret, plain_secret])
 @pytest.mark.parametrize("framework", ["starlette", "fastapi", "litestar"])
-def test_above_what_decides_who_may_call_is_refused(handler: Any, framework: str) -> None:
+def test_protection_above_an_authorization_decorator_is_rejected(handler: Any, framework: str) -> None:
     # R23: a clerk would get the stored answer of an admin. It is refused where it is decorated, in every framework.
     once = a_once()
     route: Any = {"starlette": lambda view: view, "fastapi": FastAPI().post("/x"), "litestar": litestar_post("/x")}
@@ -394,20 +394,20 @@ def test_above_what_decides_who_may_call_is_refused(handler: Any, framework: str
 @pytest.mark.parametrize(
     "name", ["require_role", "has_permission", "admin_only", "roles_accepted", "fresh_jwt_required", "authenticated"]
 )
-def test_above_a_check_of_ones_own_is_refused(name: str) -> None:
+def test_protection_above_a_custom_check_is_rejected(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"is above {name}, "):
         a_once().protect(effects=INLINE)(checked_by(name)(secret))
 
 
 @pytest.mark.parametrize("name", ["logged", "retry", "require_POST", "author", "timed"])
-def test_other_decorators_may_be_below(name: str) -> None:
+def test_other_decorators_below_protection_are_accepted(name: str) -> None:
     a_once().protect(effects=INLINE)(checked_by(name)(secret))
 
 
 # ------------------------------------------------------------------------------------------------ at start-up
 
 
-async def test_protection_above_the_route_is_found_at_start_up() -> None:
+async def test_protection_above_the_route_is_rejected_at_startup() -> None:
     # apishape 2, 9: without `op` nothing else would notice
     shop = Shop()
 
@@ -420,7 +420,7 @@ async def test_protection_above_the_route_is_found_at_start_up() -> None:
         await shop.once.start(shop.app)
 
 
-def test_protection_above_the_route_is_found_at_import_where_there_is_an_operation() -> None:
+def test_protection_above_the_route_with_op_is_rejected_at_import() -> None:
     # apishape 2, 9
     shop = Shop()
     with pytest.raises(ConfigurationError, match="below the route decorator"):
@@ -431,7 +431,7 @@ def test_protection_above_the_route_is_found_at_import_where_there_is_an_operati
             return "done"
 
 
-async def test_protection_above_an_included_route_is_found_too() -> None:
+async def test_protection_above_an_included_route_is_rejected() -> None:
     shop = Shop()
     router = APIRouter(prefix="/v1")
 
@@ -445,7 +445,7 @@ async def test_protection_above_an_included_route_is_found_too() -> None:
         await shop.once.start(shop.app)
 
 
-async def test_a_decorator_between_protection_and_route_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_decorator_between_route_and_protection_is_accepted(caplog: pytest.LogCaptureFixture) -> None:
     shop = Shop()
 
     def traced(handler: Any) -> Any:
@@ -467,7 +467,7 @@ async def test_a_decorator_between_protection_and_route_is_no_mistake(caplog: py
     assert (await shop.send("/orders")).replayed
 
 
-async def test_a_protected_handler_that_no_route_serves_is_named(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_protected_handler_without_a_route_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     shop = Shop()
 
     @shop.once.protect(effects=INLINE)
@@ -477,7 +477,7 @@ async def test_a_protected_handler_that_no_route_serves_is_named(caplog: pytest.
     assert "forgotten is protected, but no route serves it" in caplog.text
 
 
-async def test_middleware_that_was_put_inside_of_ours_is_refused() -> None:
+async def test_middleware_inside_oncekeys_is_rejected_at_startup() -> None:
     # apishape 1: an inner compression's bytes would be stored
     shop = Shop()
     shop.app.user_middleware.append(shop.app.user_middleware[0])
@@ -500,7 +500,7 @@ async def test_local_needs_a_store_that_shares_transactions() -> None:
         await once.start()
 
 
-async def test_a_start_that_fails_leaves_nothing_open() -> None:
+async def test_a_failed_startup_closes_the_store() -> None:
     shop = Shop()
 
     @shop.once.protect(effects=INLINE)
@@ -520,7 +520,7 @@ async def test_a_start_that_fails_leaves_nothing_open() -> None:
     assert closed == [1]
 
 
-async def test_a_route_that_was_enrolled_after_the_installation_is_served_too() -> None:
+async def test_a_route_added_after_startup_is_protected() -> None:
     shop = Shop()
     await shop.once.start(shop.app)
 

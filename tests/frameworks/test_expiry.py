@@ -32,7 +32,7 @@ def advance(shop: Shop, span: int) -> None:
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_a_key_is_new_after_its_time(effects: Any) -> None:
+async def test_an_expired_key_runs_the_handler_again(effects: Any) -> None:
     # R157, R161, R253
     shop = ordering(effects)
     first = await shop.send("/orders", {"amount": 1})
@@ -47,7 +47,7 @@ async def test_a_key_is_new_after_its_time(effects: Any) -> None:
     assert (await shop.send("/orders", {"amount": 1})).body == late.body
 
 
-async def test_another_request_may_use_an_expired_key_and_gets_another_downstream_key() -> None:
+async def test_reusing_an_expired_key_creates_a_new_downstream_key() -> None:
     # C15, D1
     shop = ordering()
     first = await shop.send("/orders", {"amount": 1})
@@ -58,7 +58,7 @@ async def test_another_request_may_use_an_expired_key_and_gets_another_downstrea
     assert (await shop.send("/orders", {"amount": 1})).status == 422
 
 
-async def test_an_expired_key_may_be_gone_instead() -> None:
+async def test_on_expired_gone_returns_410() -> None:
     # R162, C15
     shop = ordering(policy=Policy(on_expired=OnExpired.GONE))
     await shop.send("/orders", {"amount": 1})
@@ -69,7 +69,7 @@ async def test_an_expired_key_may_be_gone_instead() -> None:
     assert shop.runs == [1]
 
 
-async def test_a_short_life_is_possible_where_it_is_said_twice() -> None:
+async def test_a_short_ttl_requires_allow_short_ttl() -> None:
     # R160, C14
     shop = ordering(ttl=1, allow_short_ttl=True)
     await shop.send("/orders", {"amount": 1})
@@ -78,7 +78,7 @@ async def test_a_short_life_is_possible_where_it_is_said_twice() -> None:
     assert not (await shop.send("/orders", {"amount": 1})).replayed
 
 
-async def test_a_running_operation_never_expires() -> None:
+async def test_an_unknown_outcome_never_expires() -> None:
     # F3, P6
     shop = ordering(INLINE)
     await shop.send("/orders", {"amount": -1})
@@ -88,7 +88,7 @@ async def test_a_running_operation_never_expires() -> None:
     assert (await shop.send(f"/idempotency-keys/{KEY}", method="GET", key=None)).json()["state"] == "unknown"
 
 
-async def test_a_life_begins_when_the_answer_is_there() -> None:
+async def test_the_ttl_starts_when_the_response_is_stored() -> None:
     # R268, F2, P6: however long it took to get one
     shop = ordering(LOCAL)
     await shop.send("/orders", {"amount": 1})

@@ -59,7 +59,7 @@ async def test_a_route_of_an_included_router_is_protected_under_its_full_path() 
     await shop.once.start(shop.app)
 
 
-def test_openapi_knows_the_full_path_of_an_included_route() -> None:
+def test_openapi_has_the_full_path_of_an_included_route() -> None:
     # apishape 7
     shop = with_routers()
     assert "/api/v1/things/{thing}" in {route.path for route in routed(shop.app)}
@@ -104,7 +104,7 @@ async def test_a_mounted_application_is_protected_by_the_outer_installation(capl
     assert (first.status, (await shop.send("/inner/orders")).replayed, shop.ledger.rows) == (200, True, ["row"])
 
 
-async def test_a_mounted_application_with_an_installation_of_its_own_claims_once() -> None:
+async def test_a_mounted_application_with_its_own_install_claims_once() -> None:
     # the innermost installation of one Once claims, and no other
     shop = Shop()
     inner = FastAPI()
@@ -128,7 +128,7 @@ async def test_a_mounted_application_with_an_installation_of_its_own_claims_once
 # ------------------------------------------------------------------------------------------- headers and responses
 
 
-async def test_headers_that_a_handler_sets_on_an_injected_response_are_part_of_the_answer() -> None:
+async def test_headers_of_an_injected_response_are_replayed() -> None:
     shop = Shop()
 
     @shop.post(effects=INLINE, status_code=201)
@@ -171,7 +171,7 @@ async def test_dependencies_end_in_their_order_around_the_settlement() -> None:
     ]
 
 
-async def test_a_commit_in_a_function_scoped_dependency_that_fails_is_no_success() -> None:
+async def test_a_failing_function_scoped_dependency_rolls_back() -> None:
     # apishape 3
     shop = Shop()
 
@@ -188,7 +188,7 @@ async def test_a_commit_in_a_function_scoped_dependency_that_fails_is_no_success
     assert (shop.ledger.rows, shop.state) == ([], "failed_retryable")
 
 
-async def test_a_replay_is_a_normal_end_for_dependencies() -> None:
+async def test_dependencies_finish_normally_on_a_replay() -> None:
     # apishape 1: returning beats raising
     shop = Shop()
     ends: list[str] = []
@@ -211,7 +211,7 @@ async def test_a_replay_is_a_normal_end_for_dependencies() -> None:
     assert ends == ["committed"] * 4
 
 
-async def test_a_request_scoped_dependency_of_a_local_route_is_named_at_start_up(
+async def test_a_request_scoped_dependency_warns_at_startup(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # apishape 3, 9: if it commits, its rows can be lost behind a stored success
@@ -255,7 +255,7 @@ async def test_a_request_scoped_dependency_of_a_local_route_is_named_at_start_up
     assert 'use Depends(..., scope="function")' in warning
 
 
-async def test_a_request_scoped_commit_that_fails_is_the_lie_that_the_warning_is_about() -> None:
+async def test_a_failing_request_scoped_dependency_does_not_undo_the_response() -> None:
     # apishape 3: documented, not mended: the framework ends such a dependency after the answer
     shop = Shop()
 
@@ -284,7 +284,7 @@ async def test_a_validation_error_leaves_nothing_behind() -> None:
     assert (shop.ledger.open, shop.ledger.log) == (0, [])
 
 
-async def test_a_transaction_that_a_dependency_opened_is_closed_when_validation_fails() -> None:
+async def test_a_dependency_transaction_is_closed_if_validation_fails() -> None:
     # apishape 9: one connection would stay checked out for ever
     shop = Shop()
 
@@ -309,7 +309,7 @@ async def test_a_transaction_that_a_dependency_opened_is_closed_when_validation_
     assert (shop.ledger.rows, shop.ledger.open) == (["row"], 0)
 
 
-async def test_an_inner_functions_outage_in_a_dependency_is_not_this_requests(tmp_path: Path) -> None:
+async def test_an_outage_in_a_dependencys_function_returns_500(tmp_path: Path) -> None:
     shop, away = Shop(), Once(f"sqlite:///{tmp_path}/nowhere/shop.db")
 
     @away.function(key="name", effects=INLINE, operation="away")
@@ -386,7 +386,7 @@ def test_openapi_follows_the_policy() -> None:
 
 
 @pytest.mark.parametrize(("syntax", "quoted"), [("strict", True), ("compat", False), ("bare", False)])
-async def test_the_example_of_openapi_is_a_key_that_the_route_takes(syntax: Any, quoted: bool) -> None:
+async def test_the_openapi_example_is_a_valid_key(syntax: Any, quoted: bool) -> None:
     # R228
     shop = Shop(policy=Policy(header_syntax=HeaderSyntax(syntax), key_format=KeyFormat.UUID))
 
@@ -399,7 +399,7 @@ async def test_the_example_of_openapi_is_a_key_that_the_route_takes(syntax: Any,
     assert (await shop.send("/orders", key=example)).status == 200
 
 
-def test_openapi_has_every_answer_of_ours() -> None:
+def test_openapi_lists_every_oncekey_response() -> None:
     # R229
     responses = described()["responses"]
     for status in ("400", "409", "413", "422", "503"):
@@ -412,27 +412,27 @@ def test_openapi_has_every_answer_of_ours() -> None:
     assert "application/json" in responses["201"]["content"]
 
 
-def test_openapi_has_202_where_a_duplicate_gets_it() -> None:
+def test_openapi_lists_202_for_accepted_duplicates() -> None:
     # R229
     accepted = described(on_in_progress="accepted")["responses"]["202"]
     assert set(accepted["headers"]) >= {"Retry-After", "Location"}
     assert "202" not in described()["responses"]
 
 
-def test_openapi_speaks_the_flavor() -> None:
+def test_openapi_media_types_follow_the_flavor() -> None:
     responses = described(Policy(flavor=Flavor.STRIPE))["responses"]
     assert "application/problem+json" in responses["400"]["content"]
     assert "application/problem+json" not in responses["422"]["content"]
 
 
 @pytest.mark.parametrize("error_format", [ErrorFormat.FAULT, ErrorFormat.CODE])
-def test_openapi_names_the_media_type_that_errors_have(error_format: ErrorFormat) -> None:
+def test_openapi_media_types_follow_the_error_format(error_format: ErrorFormat) -> None:
     # R229, C9
     responses = described(Policy(error_format=error_format))["responses"]
     assert set(responses["409"]["content"]) == {"application/json"}
 
 
-async def test_openapi_is_served_with_routes_that_came_after_the_installation() -> None:
+async def test_openapi_includes_routes_added_after_install() -> None:
     # apishape 7
     shop = Shop()
     assert "/orders" not in shop.app.openapi()["paths"]
@@ -449,7 +449,7 @@ async def test_openapi_is_served_with_routes_that_came_after_the_installation() 
     assert status["tags"] == ["idempotency"]
 
 
-def test_openapi_says_nothing_where_a_method_takes_no_key() -> None:
+def test_openapi_omits_methods_without_a_key() -> None:
     # R14, R228
     shop = Shop()
 

@@ -41,7 +41,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_a_duplicate_is_told_that_the_first_one_is_running(effects: Any) -> None:
+async def test_a_duplicate_of_a_running_request_receives_409(effects: Any) -> None:
     # R69, R70, R79, R80, R247, R259: at once, and not behind the first one's lock
     slow = Slow(effects)
     first = await slow.started()
@@ -55,7 +55,7 @@ async def test_a_duplicate_is_told_that_the_first_one_is_running(effects: Any) -
     assert slow.shop.runs == [1]
 
 
-async def test_a_simultaneous_start_has_one_winner() -> None:
+async def test_one_of_many_simultaneous_requests_runs() -> None:
     # R62, R79, R241
     slow = Slow()
     tasks = [asyncio.create_task(slow.shop.send("/orders", {"amount": 1})) for _ in range(20)]
@@ -68,7 +68,7 @@ async def test_a_simultaneous_start_has_one_winner() -> None:
     assert (again.status, again.replayed, slow.shop.ledger.rows) == (201, True, ["row"])
 
 
-async def test_another_request_under_a_running_key_is_misuse_and_not_a_wait() -> None:
+async def test_a_different_request_with_a_running_key_receives_422() -> None:
     # R38: in every mode
     for mode in ("conflict", "accepted", "wait"):
         slow = Slow(on_in_progress=mode, wait_max=60)
@@ -81,7 +81,7 @@ async def test_another_request_under_a_running_key_is_misuse_and_not_a_wait() ->
         assert slow.shop.runs == [1]
 
 
-async def test_accepted_tells_where_to_look() -> None:
+async def test_accepted_returns_202_with_the_status_location() -> None:
     # R81, R83
     slow = Slow(on_in_progress="accepted")
     first = await slow.started()
@@ -98,7 +98,7 @@ async def test_accepted_tells_where_to_look() -> None:
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_wait_gives_both_the_same_answer(effects: Any) -> None:
+async def test_waiting_duplicates_receive_the_first_response(effects: Any) -> None:
     # R82, R241
     slow = Slow(effects, on_in_progress="wait", wait_max=60)
     tasks = [asyncio.create_task(slow.shop.send("/orders", {"amount": 1})) for _ in range(4)]
@@ -111,7 +111,7 @@ async def test_wait_gives_both_the_same_answer(effects: Any) -> None:
     assert slow.shop.runs == [1]
 
 
-async def test_a_waiter_goes_on_with_what_failed() -> None:
+async def test_a_waiting_duplicate_retries_a_failed_request() -> None:
     # R82, R72
     slow = Slow(LOCAL, on_in_progress="wait", wait_max=60)
     first = await slow.started(-1)
@@ -123,7 +123,7 @@ async def test_a_waiter_goes_on_with_what_failed() -> None:
     assert (slow.shop.runs, slow.shop.ledger.record["attempts"]) == ([-1, -1], 2)
 
 
-async def test_a_waiter_whose_patience_is_over_leaves_the_owner_alone() -> None:
+async def test_a_wait_that_times_out_returns_409() -> None:
     # peers 6: it never deletes the owner's claim; R70
     slow = Slow(LOCAL, on_in_progress="wait", wait_max=0.05)
     first = await slow.started()
@@ -136,7 +136,7 @@ async def test_a_waiter_whose_patience_is_over_leaves_the_owner_alone() -> None:
     assert slow.shop.runs == [1]
 
 
-async def test_waiters_do_not_hammer_the_store() -> None:
+async def test_waiting_duplicates_poll_the_store_rarely() -> None:
     # L8: they poll, slower and slower, and hold no connection
     slow = Slow(LOCAL, on_in_progress="wait", wait_max=0.4)
     first = await slow.started()
@@ -149,7 +149,7 @@ async def test_waiters_do_not_hammer_the_store() -> None:
 
 
 @pytest.mark.parametrize("status", [409, 202, 503])
-async def test_an_unknown_outcome_has_its_own_answer(status: Any) -> None:
+async def test_on_unknown_sets_the_status_of_the_response(status: Any) -> None:
     # R85
     slow = Slow(INLINE, on_unknown=status)
     slow.go_on.set()
@@ -169,7 +169,7 @@ async def test_an_unknown_outcome_is_not_waited_for() -> None:
         assert (await slow.shop.send("/orders", {"amount": -1})).code == "idempotency_outcome_unknown"
 
 
-async def test_the_answer_goes_out_only_when_it_is_durable() -> None:
+async def test_the_response_is_sent_after_it_is_stored() -> None:
     # peers 12: recorded before the first byte; a duplicate in between is still told to wait
     shop = Shop()
     gate = Gate()
@@ -189,7 +189,7 @@ async def test_the_answer_goes_out_only_when_it_is_durable() -> None:
     assert caller.reply.status == 201
 
 
-async def test_many_keys_at_once_do_not_meet() -> None:
+async def test_concurrent_requests_with_many_keys_run_once_each() -> None:
     # R27, R62
     slow = Slow(LOCAL)
     slow.go_on.set()

@@ -38,7 +38,7 @@ def timers(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return asked
 
 
-async def test_a_body_that_is_there_needs_no_timer(timers: list[float]) -> None:
+async def test_an_available_body_sets_no_timer(timers: list[float]) -> None:
     pieces = [MORE, MORE, LAST]
 
     async def receive() -> Any:
@@ -48,7 +48,7 @@ async def test_a_body_that_is_there_needs_no_timer(timers: list[float]) -> None:
     assert timers == []
 
 
-async def test_a_body_that_is_waited_for_has_one(timers: list[float]) -> None:
+async def test_waiting_for_a_body_sets_a_timer(timers: list[float]) -> None:
     pieces = [MORE, LAST]
 
     async def receive() -> Any:
@@ -61,7 +61,7 @@ async def test_a_body_that_is_waited_for_has_one(timers: list[float]) -> None:
     assert all(0 < seconds <= LONG for seconds in timers)
 
 
-async def test_a_server_may_return_a_future_or_an_awaitable_of_its_own() -> None:
+async def test_receive_may_return_any_awaitable() -> None:
     class Later:
         def __await__(self) -> Generator[Any, Any, Any]:
             yield from asyncio.sleep(0).__await__()
@@ -74,7 +74,7 @@ async def test_a_server_may_return_a_future_or_an_awaitable_of_its_own() -> None
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-async def test_a_body_that_takes_too_long_is_given_up_inside_of_receive(steps: int) -> None:
+async def test_a_slow_body_cancels_receive(steps: int) -> None:
     heard: list[str] = []
 
     async def receive() -> Any:
@@ -94,7 +94,7 @@ async def test_a_body_that_takes_too_long_is_given_up_inside_of_receive(steps: i
     assert heard == ["cancelled"]
 
 
-async def test_a_cancellation_of_the_request_is_no_timeout() -> None:
+async def test_cancelling_the_request_raises_no_timeout() -> None:
     heard: list[str] = []
     waiting = asyncio.Event()
 
@@ -113,7 +113,7 @@ async def test_a_cancellation_of_the_request_is_no_timeout() -> None:
     assert (heard, task.cancelled()) == (["ended"], True)
 
 
-async def test_a_receive_that_answers_a_cancellation_is_heard() -> None:
+async def test_a_receive_that_returns_on_cancellation_is_used() -> None:
     waiting = asyncio.Event()
 
     async def receive() -> Any:
@@ -130,7 +130,7 @@ async def test_a_receive_that_answers_a_cancellation_is_heard() -> None:
 
 
 @pytest.mark.parametrize("suspends", [False, True])
-async def test_an_error_of_the_server_is_its_own(suspends: bool) -> None:
+async def test_errors_from_receive_are_raised_unchanged(suspends: bool) -> None:
     async def receive() -> Any:
         if suspends:
             await asyncio.sleep(0)
@@ -140,7 +140,7 @@ async def test_an_error_of_the_server_is_its_own(suspends: bool) -> None:
         await reading(receive).body(LONG)
 
 
-async def test_a_request_that_is_dropped_closes_what_it_waited_for() -> None:
+async def test_dropping_a_request_closes_its_receive() -> None:
     heard: list[str] = []
 
     async def receive() -> Any:

@@ -97,7 +97,7 @@ def seen(reply: Reply) -> Any:
 TEA = {"item": "tea"}
 
 
-async def test_a_repeat_does_not_enter_the_application() -> None:
+async def test_a_replay_skips_the_application() -> None:
     # R96
     shop, entered = a_shop()
     first = await shop.send("/orders/1", TEA)
@@ -127,7 +127,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("cached", [False, True], ids=["stored", "cached"])
 @pytest.mark.parametrize("name", REQUESTS)
-async def test_every_answer_is_the_same_as_on_the_long_way(
+async def test_shortcut_responses_equal_full_path_responses(
     name: str, cached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R38, R67, R88
@@ -148,7 +148,7 @@ async def test_every_answer_is_the_same_as_on_the_long_way(
 
 
 @pytest.mark.parametrize("short", [True, False], ids=["short", "long"])
-async def test_what_is_expired_runs_again(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_expired_key_runs_again_with_or_without_shortcut(short: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # R161
     if not short:
         monkeypatch.setattr(KeyedRoutes, "add", lambda *_: None)
@@ -166,7 +166,7 @@ async def test_what_is_expired_runs_again(short: bool, monkeypatch: pytest.Monke
     [{"fingerprint": lambda request: b"the same"}, {"selection": Selection(exclude=("note",))}],
     ids=["chosen by the route", "without a field"],
 )
-async def test_what_the_fingerprint_leaves_out_is_looked_at_again(options: dict[str, Any]) -> None:
+async def test_fields_outside_the_fingerprint_are_validated_again(options: dict[str, Any]) -> None:
     # R39: two bodies under one fingerprint, of which the application takes one
     shop = Shop()
 
@@ -180,7 +180,7 @@ async def test_what_the_fingerprint_leaves_out_is_looked_at_again(options: dict[
     assert (refused.status, refused.replayed) == (422, False)
 
 
-async def test_an_outage_is_told_by_the_long_way() -> None:
+async def test_an_outage_on_the_shortcut_uses_the_full_path() -> None:
     # R110, R111
     shop, entered = a_shop()
     await shop.send("/orders/1", TEA)
@@ -192,7 +192,7 @@ async def test_an_outage_is_told_by_the_long_way() -> None:
     assert entered.count == 2
 
 
-async def test_what_the_tenant_function_raises_is_answered_by_the_application() -> None:
+async def test_tenant_function_errors_become_application_responses() -> None:
     known = [True]
 
     def tenant(_: Request) -> str:
@@ -207,7 +207,7 @@ async def test_what_the_tenant_function_raises_is_answered_by_the_application() 
     assert (reply.status, reply.json(), entered.count) == (401, {"detail": "who are you?"}, 2)
 
 
-async def test_middleware_outside_sees_the_route_that_was_meant() -> None:
+async def test_outer_middleware_sees_the_matched_route_on_a_replay() -> None:
     shop, entered = a_shop()
     scopes: list[Any] = []
 
@@ -337,7 +337,7 @@ GUARDS = [
 
 
 @pytest.mark.parametrize(("make", "how"), GUARDS, ids=[how for _, how in GUARDS])
-async def test_who_may_say_no_is_asked_for_every_repeat(make: Any, how: str) -> None:
+async def test_guards_run_for_every_replay(make: Any, how: str) -> None:
     # R198: a stored answer is as well guarded as the handler that gave it
     shop = Shop(install=False)
     shop.app = make(shop.once, how)
@@ -350,7 +350,7 @@ async def test_who_may_say_no_is_asked_for_every_repeat(make: Any, how: str) -> 
         assert (await shop.send("/orders", headers=bad)).status in {401, 422}
 
 
-async def test_a_route_that_is_added_in_front_is_seen() -> None:
+async def test_a_route_inserted_in_front_takes_precedence() -> None:
     shop, entered = a_shop()
     await shop.send("/orders/1", TEA)
 
@@ -365,7 +365,7 @@ async def test_a_route_that_is_added_in_front_is_seen() -> None:
     assert entered.count == 2
 
 
-async def test_a_starlette_route_has_a_way_too() -> None:
+async def test_starlette_routes_use_the_replay_shortcut() -> None:
     shop = Shop(app=Starlette())
 
     @shop.once.protect(effects=LOCAL)
@@ -380,7 +380,7 @@ async def test_a_starlette_route_has_a_way_too() -> None:
     assert (entered.count, len(shop.runs)) == (1, 1)
 
 
-async def test_a_repeat_on_a_real_store_reads_once_and_enters_nothing(tmp_path: Any) -> None:
+async def test_a_replay_from_sqlite_skips_the_application(tmp_path: Any) -> None:
     shop = RealShop(SqliteFile(tmp_path / "shop.db"))
 
     @shop.app.post("/orders", status_code=201)
@@ -402,14 +402,14 @@ async def test_a_repeat_on_a_real_store_reads_once_and_enters_nothing(tmp_path: 
         assert (shop.rows, entered.count) == (["tea"], 2)
 
 
-def test_the_oldest_way_makes_room() -> None:
+def test_the_oldest_shortcut_is_evicted() -> None:
     routes = KeyedRoutes(most=2)
     for line in (b"a", b"b", b"a", b"c"):
         routes.add(line, {"method": "POST", "path": "/", "endpoint": None}, "", None)  # type: ignore[arg-type]
     assert list(routes.known) == [b"b", b"c"]
 
 
-def test_a_long_line_or_path_is_not_kept() -> None:
+def test_a_long_key_line_or_path_gets_no_shortcut() -> None:
     # Ten thousand of them would fill the memory of a process.
     routes = KeyedRoutes()
     for line, path in ((b'"k";a="' + b"x" * 60_000 + b'"', "/"), (b"k", "/" + "x" * 60_000)):

@@ -53,7 +53,7 @@ async def test_a_missing_key_is_refused_before_anything_happens(effects: Any) ->
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_an_optional_key_may_be_left_out_and_nothing_is_stored(effects: Any) -> None:
+async def test_a_request_without_an_optional_key_stores_nothing(effects: Any) -> None:
     # R2, R12: no key is invented
     shop = ordering(effects, require_key=False)
     replies = [await shop.send("/orders", {"amount": 1}, key=None) for _ in range(2)]
@@ -68,7 +68,7 @@ async def test_an_optional_key_may_be_left_out_and_nothing_is_stored(effects: An
 @pytest.mark.parametrize(
     "line", ["", " ", '""', '"   "', "short", "a" * 256, "not a key!!!!!!!!!!", "key-0000000000000001,b"]
 )
-async def test_a_malformed_key_is_never_as_good_as_none(line: str) -> None:
+async def test_a_malformed_optional_key_is_rejected(line: str) -> None:
     # R7, R8, R9, R10: also where a key is optional
     shop = ordering(require_key=False)
     reply = await shop.send("/orders", {"amount": 1}, key=line)
@@ -76,7 +76,7 @@ async def test_a_malformed_key_is_never_as_good_as_none(line: str) -> None:
     assert (shop.runs, shop.ledger.records) == ([], [])
 
 
-async def test_two_keys_are_none() -> None:
+async def test_two_key_headers_are_rejected() -> None:
     # R7
     shop = ordering(require_key=False)
     two = [("Idempotency-Key", new_key()), ("Idempotency-Key", new_key())]
@@ -87,7 +87,7 @@ async def test_two_keys_are_none() -> None:
 
 
 @pytest.mark.parametrize("spelled", [f'"{KEY}"', f'"{KEY}";x=1', f"  {KEY} "])
-async def test_both_spellings_are_one_key_and_the_echo_is_what_was_sent(spelled: str) -> None:
+async def test_quoted_and_bare_spellings_are_one_key(spelled: str) -> None:
     # R5, R6, R17
     shop = ordering()
     first = await shop.send("/orders", {"amount": 1}, key=KEY)
@@ -96,7 +96,7 @@ async def test_both_spellings_are_one_key_and_the_echo_is_what_was_sent(spelled:
     assert again.replayed
 
 
-async def test_a_key_is_compared_letter_by_letter() -> None:
+async def test_keys_are_case_sensitive() -> None:
     # R3
     shop = ordering()
     for key in ("AAAAAAAAAAAAAAAAAAAA", "aaaaaaaaaaaaaaaaaaaa"):
@@ -112,7 +112,7 @@ async def test_two_keys_with_one_body_are_two_operations() -> None:
     assert shop.runs == [1, 1, 1]
 
 
-async def test_a_key_that_looks_personal_is_warned_of_and_not_written_into_the_log(
+async def test_a_key_with_personal_data_warns_without_logging_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     # R18, R195
@@ -125,7 +125,7 @@ async def test_a_key_that_looks_personal_is_warned_of_and_not_written_into_the_l
     assert (reply.status, reply.code, strict.runs) == (400, "idempotency_key_malformed", [])
 
 
-async def test_a_key_that_can_be_guessed_is_reported_or_refused(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_guessable_key_is_logged_or_rejected(caplog: pytest.LogCaptureFixture) -> None:
     # R269: by policy; the security log has its digest only
     key = "a" * 20
     shop = ordering()
@@ -146,7 +146,7 @@ async def test_a_key_that_can_be_guessed_is_reported_or_refused(caplog: pytest.L
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "PUT", "DELETE"])
 @pytest.mark.parametrize("key", [None, KEY, "bad"])
-async def test_other_methods_need_no_key_and_a_key_has_no_effect(method: str, key: str | None) -> None:
+async def test_unprotected_methods_ignore_keys(method: str, key: str | None) -> None:
     # R14, R262
     shop = Shop()
 
@@ -161,7 +161,7 @@ async def test_other_methods_need_no_key_and_a_key_has_no_effect(method: str, ke
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_a_protected_handler_under_a_safe_method_runs_as_if_we_were_not_there(effects: Any) -> None:
+async def test_a_protected_handler_ignores_keys_on_get(effects: Any) -> None:
     # R14
     shop = Shop()
 
@@ -184,7 +184,7 @@ async def test_a_protected_handler_under_a_safe_method_runs_as_if_we_were_not_th
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
 @pytest.mark.parametrize("method", ["PATCH", "PUT", "DELETE"])
-async def test_protecting_a_handler_opts_in_whatever_method_it_is_served_by(effects: Any, method: str) -> None:
+async def test_protection_applies_to_put_patch_and_delete(effects: Any, method: str) -> None:
     # R15, C27: the decorator is the opt-in; a header alone is none
     shop = Shop()
 
@@ -203,7 +203,7 @@ async def test_protecting_a_handler_opts_in_whatever_method_it_is_served_by(effe
 
 
 @pytest.mark.parametrize("methods", [["GET"], ["GET", "OPTIONS"]])
-async def test_protecting_what_is_only_read_is_refused_at_start_up(methods: list[str]) -> None:
+async def test_protecting_a_get_only_route_is_rejected_at_startup(methods: list[str]) -> None:
     # R14: a protection that can never protect is a mistake
     shop = Shop()
 
@@ -215,7 +215,7 @@ async def test_protecting_what_is_only_read_is_refused_at_start_up(methods: list
         await shop.once.start(shop.app)
 
 
-async def test_a_route_that_is_not_enrolled_passes_untouched() -> None:
+async def test_unprotected_routes_pass_through_untouched() -> None:
     # R13: the key is ignored, whatever it is, and nothing is stored
     shop = Shop()
 
@@ -234,7 +234,7 @@ async def test_a_route_that_is_not_enrolled_passes_untouched() -> None:
 # ------------------------------------------------------------------------------------- whose key it is, what for
 
 
-async def test_a_key_of_another_tenant_is_another_key() -> None:
+async def test_equal_keys_of_two_tenants_are_separate() -> None:
     # R20, R25, R27, R243, R257; peers 24
     shop = ordering()
     mine = await shop.send("/orders", {"amount": 1})
@@ -244,7 +244,7 @@ async def test_a_key_of_another_tenant_is_another_key() -> None:
     assert other.status == 422
 
 
-async def test_the_same_key_at_another_endpoint_is_misuse_and_no_replay() -> None:
+async def test_reusing_a_key_at_another_endpoint_returns_422() -> None:
     # R26; peers 24
     shop = Shop()
 
@@ -263,7 +263,7 @@ async def test_the_same_key_at_another_endpoint_is_misuse_and_no_replay() -> Non
     assert b"order" not in reply.body.replace(b"idempotency", b"")
 
 
-async def test_a_scope_may_be_as_narrow_as_a_route() -> None:
+async def test_a_tenant_function_may_include_the_path() -> None:
     # R24, R26: then the same key at two endpoints is two keys
     shop = Shop(tenant=lambda request: f"{request.headers['x-account']} {request.url.path}")
 
@@ -281,7 +281,7 @@ async def test_a_scope_may_be_as_narrow_as_a_route() -> None:
     assert (await shop.send("/orders", {"n": 1}, headers=account)).replayed
 
 
-async def test_nothing_that_a_client_writes_into_a_request_makes_it_another_tenant() -> None:
+async def test_path_query_and_body_do_not_change_the_tenant() -> None:
     # R25
     shop = Shop()
 
@@ -296,7 +296,7 @@ async def test_nothing_that_a_client_writes_into_a_request_makes_it_another_tena
 @pytest.mark.parametrize(
     ("bind_to", "replayed"), [(BindTo.TENANT, True), (BindTo.PRINCIPAL, False), (BindTo.TOKEN, False)]
 )
-async def test_what_keys_are_bound_to(bind_to: BindTo, replayed: bool) -> None:
+async def test_bind_to_decides_which_callers_share_a_key(bind_to: BindTo, replayed: bool) -> None:
     # R24, R28, R244
     shop = Shop(policy=Policy(bind_to=bind_to), principal=lambda request: request.headers["x-user"])
 
@@ -322,7 +322,7 @@ async def test_what_keys_are_bound_to(bind_to: BindTo, replayed: bool) -> None:
         (b'{"a":1}', b'{"a":2}', 422),  # R37
     ],
 )
-async def test_the_same_request_is_one_that_means_the_same(first: bytes, second: bytes, status: int) -> None:
+async def test_equivalent_json_bodies_have_one_fingerprint(first: bytes, second: bytes, status: int) -> None:
     # R37, R242
     shop = Shop()
 
@@ -341,7 +341,7 @@ async def test_the_same_request_is_one_that_means_the_same(first: bytes, second:
 @pytest.mark.parametrize(
     "body", [b'{"a":1,"a":2}', b'{"a":NaN}', b'{"a":"\\ud800"}', b"[" * 200 + b"]" * 200, b'{"a":"\xff"}']
 )
-async def test_a_body_without_one_meaning_is_refused_before_the_claim(body: bytes) -> None:
+async def test_ambiguous_json_is_rejected_before_the_claim(body: bytes) -> None:
     # R40; peers 28
     shop = Shop()
 
@@ -355,7 +355,7 @@ async def test_a_body_without_one_meaning_is_refused_before_the_claim(body: byte
     assert shop.ledger.log == []
 
 
-async def test_query_and_method_belong_to_the_request() -> None:
+async def test_a_different_query_is_a_different_request() -> None:
     # R39
     shop = ordering()
     await shop.send("/orders?x=1", {"amount": 1})
@@ -363,7 +363,7 @@ async def test_query_and_method_belong_to_the_request() -> None:
     assert (await shop.send("/orders?x=1", {"amount": 1})).replayed
 
 
-async def test_a_route_chooses_what_its_fingerprint_is_made_of() -> None:
+async def test_a_route_may_customize_its_fingerprint() -> None:
     # R39
     shop = Shop()
 
@@ -386,7 +386,7 @@ async def test_a_route_chooses_what_its_fingerprint_is_made_of() -> None:
 
 
 @pytest.mark.parametrize("media", ["application/x-www-form-urlencoded", "application/octet-stream", "text/plain", None])
-async def test_other_bodies_are_compared_too(media: str | None) -> None:
+async def test_non_json_bodies_are_compared_byte_by_byte(media: str | None) -> None:
     # R41
     shop = Shop()
 
@@ -402,7 +402,7 @@ async def test_other_bodies_are_compared_too(media: str | None) -> None:
     assert shop.runs == [1]
 
 
-async def test_no_answer_and_no_log_shows_a_fingerprint(caplog: pytest.LogCaptureFixture) -> None:
+async def test_responses_and_logs_never_show_a_fingerprint(caplog: pytest.LogCaptureFixture) -> None:
     # R42
     shop = ordering()
     caplog.set_level(0)
@@ -417,7 +417,7 @@ async def test_no_answer_and_no_log_shows_a_fingerprint(caplog: pytest.LogCaptur
     assert mark.rpartition(":")[2] not in shown
 
 
-async def test_a_body_over_the_limit_is_refused_and_never_let_through_unprotected() -> None:
+async def test_a_body_over_the_limit_is_rejected() -> None:
     # peers 12: an oversize request is 413, not a bypass
     shop = Shop(policy=Policy(max_request_bytes=100))
 
@@ -433,7 +433,7 @@ async def test_a_body_over_the_limit_is_refused_and_never_let_through_unprotecte
     assert (await shop.send("/orders", b"x" * 100)).status == 200
 
 
-async def test_a_route_may_take_more_than_the_others() -> None:
+async def test_a_route_may_raise_its_body_limit() -> None:
     shop = Shop(policy=Policy(max_request_bytes=100))
 
     @shop.post("/large", effects=INLINE, max_request_bytes=1000)
@@ -490,7 +490,7 @@ TOKEN = ("X-Token", "acme")
         ("new", [TOKEN], KEY, {"amount": 1}, (201, None)),
     ],
 )
-async def test_a_request_is_judged_in_this_order(
+async def test_request_checks_run_in_a_fixed_order(
     why: str, headers: list[tuple[str, str]], key: str | None, body: Any, answer: tuple[int, str | None]
 ) -> None:
     # R20, R73, R77 in part, R186
@@ -515,7 +515,7 @@ async def test_a_request_is_judged_in_this_order(
         ("failed_retryable", False, 422, "idempotency_key_reused_with_different_payload"),
     ],
 )
-async def test_the_record_is_judged_after_the_fingerprint(
+async def test_the_fingerprint_is_checked_before_the_record_state(
     state: str, same: bool, status: int, code: str | None
 ) -> None:
     # R38, R77 in part, C8: a request that is another one never takes a lock and learns nothing
@@ -563,7 +563,7 @@ async def test_authorisation_comes_before_a_replay() -> None:
     assert (await shop.send("/orders")).replayed
 
 
-async def test_a_tenant_that_nobody_set_is_named_in_the_error() -> None:  # R25
+async def test_a_missing_request_attribute_in_tenant_is_reported() -> None:  # R25
     # wrong use gives the sentence that fixes it
     shop = Shop(tenant=lambda request: request.state.tenant)
 
@@ -578,7 +578,7 @@ async def test_a_tenant_that_nobody_set_is_named_in_the_error() -> None:  # R25
 
 
 @pytest.mark.parametrize("nobody", ["", " ", None, 7])
-async def test_a_caller_without_a_tenant_is_nobodys(nobody: Any) -> None:
+async def test_an_empty_or_non_string_tenant_raises(nobody: Any) -> None:
     # R23: callers without one would share each other's answers
     shop = Shop(tenant=lambda _: nobody)
 
@@ -592,7 +592,7 @@ async def test_a_caller_without_a_tenant_is_nobodys(nobody: Any) -> None:
     assert shop.runs == []
 
 
-async def test_a_tenant_may_be_asked_for_asynchronously() -> None:
+async def test_a_tenant_function_may_be_async() -> None:
     async def tenant(request: Request) -> str:
         return request.headers["x-tenant"]
 
@@ -623,7 +623,7 @@ async def test_a_tenant_may_be_asked_for_asynchronously() -> None:
         (500, "crashed", "keep", 0),
     ],
 )
-async def test_a_keyless_local_request_keeps_and_undoes_its_rows_as_with_a_key(
+async def test_keyless_local_requests_commit_and_roll_back_like_keyed_ones(
     blocking: bool, status: int, way: str, wish: str, rows: int
 ) -> None:
     # R12, L6

@@ -60,7 +60,7 @@ async def broken_off_is_undone() -> None:
 
 
 @pytest.mark.parametrize("promise", [stored_whole, broken_off_is_undone])
-async def test_what_is_decided_before_the_capture_is_whole_is_caught(
+async def test_settling_before_the_response_is_complete_is_detected(
     promise: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R97, F42: with half an answer nobody knows whether the handler succeeds."""
@@ -84,7 +84,7 @@ async def sent_after_it_was_settled() -> None:
     assert set(seen) == {"completed"}
 
 
-async def test_what_is_sent_before_it_is_settled_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sending_before_the_settlement_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """R75: no byte of a success leaves while a crash could still take it back."""
     await sent_after_it_was_settled()
 

@@ -45,7 +45,7 @@ def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[Any]:
     return [(record.name, record.levelno, record.oncekey, record.getMessage()) for record in told]  # type: ignore[attr-defined]
 
 
-async def test_a_key_for_another_request_is_told_as_misuse(shop: RealShop, caplog: Any) -> None:  # R191, R195
+async def test_key_reuse_is_logged_as_misuse(shop: RealShop, caplog: Any) -> None:  # R191, R195
     key = new_key()
     async with shop.open():
         await shop.send("/orders?item=tea", key=key)
@@ -62,7 +62,7 @@ async def test_a_key_for_another_request_is_told_as_misuse(shop: RealShop, caplo
     assert key not in caplog.text
 
 
-async def test_every_refusal_has_an_instance_of_its_own(shop: RealShop, caplog: Any) -> None:  # R99
+async def test_every_refusal_has_a_unique_instance(shop: RealShop, caplog: Any) -> None:  # R99
     caplog.set_level(logging.INFO, "oncekey")
     async with shop.open():
         replies = [
@@ -76,7 +76,7 @@ async def test_every_refusal_has_an_instance_of_its_own(shop: RealShop, caplog: 
     assert all(instance in caplog.text for instance in found)
 
 
-async def test_an_outcome_that_turns_unknown_is_an_error_in_the_log(shop: RealShop, caplog: Any) -> None:  # R216
+async def test_an_unknown_outcome_is_logged_as_an_error(shop: RealShop, caplog: Any) -> None:  # R216
     key = new_key()
     async with shop.open():
         await Caller(shop.app, "POST", "/calls", headers=[("Idempotency-Key", key)]).run()

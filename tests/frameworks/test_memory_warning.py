@@ -12,7 +12,7 @@ MEANT = "use it for tests only"
 SEVERAL = "may be executed twice"
 
 
-async def test_a_memory_store_says_at_start_up_that_it_is_for_tests(caplog, monkeypatch):  # R60
+async def test_a_memory_store_warns_at_startup(caplog, monkeypatch):  # R60
     monkeypatch.delenv("WEB_CONCURRENCY", raising=False)
     async with Once("memory:").lifespan():
         pass
@@ -28,7 +28,7 @@ async def test_a_memory_store_says_at_start_up_that_it_is_for_tests(caplog, monk
         ({}, object(), True),
     ],
 )
-async def test_several_processes_with_a_memory_store_are_an_error_in_the_log(caplog, environ, parent, several):  # R60
+async def test_a_memory_store_with_several_processes_logs_an_error(caplog, environ, parent, several):  # R60
     warn_of_memory(aconnect("memory:"), environ, parent)
     assert [any(MEANT in line for line in caplog.messages), any(SEVERAL in line for line in caplog.messages)] == [
         True,
@@ -36,7 +36,7 @@ async def test_several_processes_with_a_memory_store_are_an_error_in_the_log(cap
     ]
 
 
-async def test_a_store_on_disk_says_nothing(caplog, tmp_path):
+async def test_a_store_on_disk_logs_no_warning(caplog, tmp_path):
     async with Once(f"sqlite:///{tmp_path}/shop.db", migrate=True).lifespan():
         pass
     assert caplog.messages == []

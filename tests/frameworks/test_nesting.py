@@ -41,7 +41,7 @@ def mounted(inner: Shop, outer: Shop, path: str = "/v1") -> None:
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
 @pytest.mark.parametrize("required", [True, False], ids=["required", "optional"])
-async def test_a_mounted_application_keeps_its_own_tenants_and_its_own_store(effects: Any, required: bool) -> None:
+async def test_a_mounted_application_uses_its_own_tenants_and_store(effects: Any, required: bool) -> None:
     # R23, R24
     outer, inner = Shop(tenant=SINGLE_TENANT), Shop()
 
@@ -70,7 +70,7 @@ async def test_a_mounted_application_keeps_its_own_tenants_and_its_own_store(eff
     assert (inner.ledger.open, outer.ledger.open) == (0, 0)
 
 
-async def test_the_outer_applications_own_routes_stay_its_own() -> None:
+async def test_outer_routes_use_the_outer_store() -> None:
     outer, inner = Shop(tenant=SINGLE_TENANT), Shop()
 
     @outer.post(effects=LOCAL)
@@ -84,7 +84,7 @@ async def test_the_outer_applications_own_routes_stay_its_own() -> None:
     assert (outer.ledger.rows, inner.ledger.records) == (["outer"], [])
 
 
-async def test_a_refusal_and_a_status_link_are_the_inner_ones() -> None:
+async def test_refusals_and_status_links_use_the_inner_settings() -> None:
     # R29, R84
     outer = Shop(tenant=SINGLE_TENANT, status="/outer-keys")
     inner = Shop(status="/inner-keys", policy=Policy(docs_url="/inner-docs", on_in_progress="accepted"))
@@ -103,7 +103,7 @@ async def test_a_refusal_and_a_status_link_are_the_inner_ones() -> None:
     assert "/inner-docs" in (await outer.send("/v1/orders", key=None)).header("link")
 
 
-async def test_the_body_reaches_the_inner_one_whole() -> None:
+async def test_the_inner_application_receives_the_whole_body() -> None:
     outer, inner = Shop(policy=Policy(max_request_bytes=10)), Shop(policy=Policy(max_request_bytes=100))
 
     @inner.post(effects=INLINE)
@@ -117,7 +117,7 @@ async def test_the_body_reaches_the_inner_one_whole() -> None:
     assert (await outer.send("/v1/orders", [b"x" * 60, b"y" * 60], key=new_key())).status == 413
 
 
-async def test_an_exception_is_settled_by_the_one_that_claimed() -> None:
+async def test_the_claiming_installation_settles_an_exception() -> None:
     outer, inner = Shop(), Shop()
 
     @inner.post(effects=INLINE)
@@ -131,7 +131,7 @@ async def test_an_exception_is_settled_by_the_one_that_claimed() -> None:
 
 
 @pytest.mark.parametrize("wrapping", ["mount", "middleware", "host", "copy"])
-async def test_however_the_inner_one_is_mounted(wrapping: str) -> None:
+async def test_every_kind_of_mount_uses_the_inner_installation(wrapping: str) -> None:
     class Around:
         def __init__(self, app: Any) -> None:
             self.app = app
@@ -158,7 +158,7 @@ async def test_however_the_inner_one_is_mounted(wrapping: str) -> None:
     assert (inner.ledger.rows, outer.ledger.records) == (["row"], [])
 
 
-async def test_a_call_of_another_application_within_a_handler_is_a_request_of_its_own() -> None:
+async def test_calling_another_application_creates_a_separate_record() -> None:
     # L7
     outer, other = Shop(), Shop()
 
@@ -179,7 +179,7 @@ async def test_a_call_of_another_application_within_a_handler_is_a_request_of_it
     assert (outer.ledger.rows, other.ledger.rows) == (["order"], ["charge"])
 
 
-async def test_an_exchange_of_the_calling_request_is_none_of_the_called_one() -> None:
+async def test_a_called_application_does_not_inherit_the_exchange() -> None:
     # The context of a caller is inherited; its installation is not.
     outer, bare = Shop(), FastAPI()
 
@@ -204,7 +204,7 @@ async def test_an_exchange_of_the_calling_request_is_none_of_the_called_one() ->
 # ------------------------------------------------------------------------------------ two Once in one application
 
 
-async def test_two_once_in_one_application_each_claim_for_their_own_handlers() -> None:
+async def test_two_once_instances_claim_for_their_own_handlers() -> None:
     shop = Shop()
     payments = LedgerOnce(Ledger(), policy=Policy(namespace="payments", docs_url="/payments-idempotency"))
     payments.install(shop.app, tenant=SINGLE_TENANT, status="/payment-keys")
@@ -233,7 +233,7 @@ async def test_two_once_in_one_application_each_claim_for_their_own_handlers() -
             assert (await shop.send(f"{path}/{KEY}", method="GET", key=None)).status == 200
 
 
-def test_two_once_in_one_application_need_two_places_for_their_pages() -> None:
+def test_two_once_instances_need_distinct_page_paths() -> None:
     shop = Shop()
     payments = Once("memory:")
     with pytest.raises(ConfigurationError, match=r"another Once already serves /idempotency-keys .* status=None"):
@@ -242,7 +242,7 @@ def test_two_once_in_one_application_need_two_places_for_their_pages() -> None:
         payments.install(shop.app, tenant=SINGLE_TENANT, status=None)
 
 
-async def test_a_router_of_another_once_is_refused_at_start_up_and_at_the_request() -> None:
+async def test_a_router_of_an_uninstalled_once_is_rejected() -> None:
     shop, payments = Shop(), LedgerOnce(Ledger())
     router = APIRouter()
 
@@ -278,7 +278,7 @@ async def test_a_missing_installation_is_refused_at_start_up() -> None:
             pass
 
 
-async def test_an_installation_around_the_application_is_enough() -> None:
+async def test_an_install_on_the_outer_application_is_enough() -> None:
     once = LedgerOnce(Ledger())
     inner, outer = FastAPI(), FastAPI()
     once.install(outer, tenant=tenant_of)
@@ -292,7 +292,7 @@ async def test_an_installation_around_the_application_is_enough() -> None:
         assert (await call(outer, "POST", "/v1/orders", headers=keyed())).status == 200
 
 
-async def test_a_decorated_handler_behind_asgi_alone_is_refused_at_start_up() -> None:
+async def test_decorated_handlers_behind_once_asgi_are_rejected_at_startup() -> None:
     once = LedgerOnce(Ledger())
 
     @once.protect(effects=INLINE)
@@ -339,7 +339,7 @@ async def test_the_innermost_installation_of_one_once_claims(effects: Any) -> No
     assert once.ledger.log.count("close") == 1
 
 
-async def test_a_lifespan_within_a_lifespan_stops_with_the_outermost() -> None:
+async def test_nested_lifespans_stop_with_the_outermost() -> None:
     once = LedgerOnce(Ledger())
     async with once.lifespan():
         async with once.lifespan():
@@ -349,7 +349,7 @@ async def test_a_lifespan_within_a_lifespan_stops_with_the_outermost() -> None:
 
 
 @pytest.mark.parametrize("both", ["one Once", "two Once"])
-async def test_a_completer_goes_on_where_the_request_was_claimed(both: str, tmp_path: Any) -> None:
+async def test_a_completer_resumes_in_the_application_that_claimed(both: str, tmp_path: Any) -> None:
     # H7: through the application of that installation, under the path and the root that it had there
     clock = ManualClock()
     once = ClockedOnce(f"sqlite:///{tmp_path / 'a.db'}", clock, Policy())
@@ -383,7 +383,7 @@ async def test_a_completer_goes_on_where_the_request_was_claimed(both: str, tmp_
 # ------------------------------------------------------------------------------------------ the right database
 
 
-async def test_connections_are_on_the_database_of_their_own_once(tmp_path: Any) -> None:
+async def test_connections_use_the_database_of_their_once(tmp_path: Any) -> None:
     public, internal = (Once(f"sqlite:///{tmp_path / name}.db", migrate=True) for name in ("public", "internal"))
     api, app = FastAPI(), FastAPI()
     public.install(api, tenant=tenant_of)
@@ -430,7 +430,7 @@ def two_databases(postgres_server: Any) -> Any:
         postgres_server.drop_database(name)
 
 
-async def test_sessions_are_on_the_database_of_their_own_once(two_databases: list[str]) -> None:
+async def test_sessions_use_the_database_of_their_once(two_databases: list[str]) -> None:
     ours, theirs = (engine_for(dsn, "asyncpg") for dsn in two_databases)
     async with theirs.begin() as connection:
         await connection.execute(text("CREATE TABLE seen (item TEXT)"))
@@ -461,7 +461,7 @@ async def test_sessions_are_on_the_database_of_their_own_once(two_databases: lis
     await theirs.dispose()
 
 
-async def test_a_store_that_fails_after_the_claim_is_not_answered_as_if_nothing_had_run(tables_dsn: str) -> None:
+async def test_a_store_failure_after_the_claim_leaves_an_unknown_outcome(tables_dsn: str) -> None:
     # R110: the outer one lent a session and never claimed; what ran, ran for the inner one
     engine = engine_for(tables_dsn, "asyncpg")
     lending, shop = Once(engine, migrate=True, policy=Policy(docs_url="/lending")), Shop(install=False)
@@ -498,7 +498,7 @@ class Retry:
             await self.app(scope, receive, send)
 
 
-async def test_a_second_pass_of_the_same_scope_is_protected_by_path() -> None:
+async def test_a_middleware_retry_of_an_enrolled_path_runs_once() -> None:
     once, charges = LedgerOnce(Ledger()), []
 
     async def pay(request: Request) -> Any:
@@ -516,7 +516,7 @@ async def test_a_second_pass_of_the_same_scope_is_protected_by_path() -> None:
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
 @pytest.mark.parametrize("body", [b"", b"one", [b"one", b"two"]])
-async def test_a_second_pass_of_the_same_scope_is_a_second_try(effects: Any, body: Any) -> None:
+async def test_a_middleware_retry_counts_as_a_second_attempt(effects: Any, body: Any) -> None:
     shop = Shop()
 
     @shop.post(effects=effects)
@@ -540,7 +540,7 @@ async def test_a_second_pass_of_the_same_scope_is_a_second_try(effects: Any, bod
     assert shop.ledger.open == 0
 
 
-async def test_a_retry_between_two_installations_is_a_second_try_too() -> None:
+async def test_a_retry_between_two_installs_counts_as_a_second_attempt() -> None:
     once = LedgerOnce(Ledger())
     inner, outer, runs = FastAPI(), FastAPI(), []
     once.install(inner, tenant=tenant_of)
@@ -607,7 +607,7 @@ async def test_a_protected_handler_that_is_called_by_another_protected_one_raise
     assert shop.runs == []
 
 
-async def test_a_handler_of_one_once_that_calls_a_handler_of_another_raises() -> None:
+async def test_calling_a_protected_handler_of_another_once_raises() -> None:
     # L7
     outer, inner = Shop(), Shop()
 
@@ -625,7 +625,7 @@ async def test_a_handler_of_one_once_that_calls_a_handler_of_another_raises() ->
     assert (outer.runs, outer.ledger.records) == ([], [])
 
 
-async def test_a_route_by_path_around_a_decorated_handler_of_another_once_is_refused() -> None:
+async def test_enrolling_the_path_of_another_onces_handler_is_rejected() -> None:
     # one request would be two operations
     gate, shop = LedgerOnce(Ledger()), Shop()
 
@@ -645,7 +645,7 @@ async def test_a_route_by_path_around_a_decorated_handler_of_another_once_is_ref
 # ---------------------------------------------------------------------------------------------- over a real socket
 
 
-def test_two_applications_over_a_real_socket(tmp_path: Any) -> None:
+def test_mounted_applications_are_served_over_a_socket(tmp_path: Any) -> None:
     # R23
     public, internal = (Once(f"sqlite:///{tmp_path / name}.db", migrate=True) for name in ("public", "internal"))
     api = FastAPI()

@@ -28,7 +28,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("key", ["a%00b-and-some-more-letters", "%C3%A9-and-some-more-letters", "%F0%9F%94%91" * 8])
-async def test_the_status_of_what_can_be_no_key_is_not_found(database: Any, key: str) -> None:  # R29, R84
+async def test_the_status_of_an_invalid_key_is_404(database: Any, key: str) -> None:  # R29, R84
     async with RealShop(database).open() as shop:
         reply = await Caller(shop.app, "GET", f"/idempotency-keys/{key}").run()
         assert (reply.status, reply.code) == (404, "idempotency_key_not_found")
@@ -45,7 +45,7 @@ async def test_the_status_of_what_can_be_no_key_is_not_found(database: Any, key:
         ("receipt\ud800", {"ok": 1}, None),
     ],
 )
-async def test_a_parcel_that_no_store_can_hold_is_the_handlers_mistake(
+async def test_emitting_an_unstorable_message_returns_500(
     database: Any, topic: str, payload: Any, order_by: str | None
 ) -> None:  # R123: 500 at once, and not "store unavailable" for ever
     shop = RealShop(database)
@@ -61,7 +61,7 @@ async def test_a_parcel_that_no_store_can_hold_is_the_handlers_mistake(
         assert (reply.status, reply.header("retry-after")) == (500, None)
 
 
-async def test_a_large_body_is_compared_beside_the_event_loop(database: Any, monkeypatch: Any) -> None:  # R34
+async def test_a_large_body_is_fingerprinted_in_a_thread(database: Any, monkeypatch: Any) -> None:  # R34
     """A megabyte of short numbers takes a second: the loop goes on serving others meanwhile."""
     shop = RealShop(database)
     threads: list[int] = []
@@ -92,7 +92,7 @@ async def test_a_large_body_is_compared_beside_the_event_loop(database: Any, mon
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
-async def test_the_routes_own_choice_is_made_in_the_event_loop(size: int, tmp_path: Path) -> None:  # R39
+async def test_a_custom_fingerprint_runs_in_the_event_loop(size: int, tmp_path: Path) -> None:  # R39
     """It may touch what belongs to the loop; only the hashing of a large body goes elsewhere."""
     shop = RealShop(SqliteFile(tmp_path / "shop.db"))
     threads: list[int] = []
@@ -118,7 +118,7 @@ async def test_the_routes_own_choice_is_made_in_the_event_loop(size: int, tmp_pa
     assert set(threads) == {threading.get_ident()}
 
 
-async def test_a_client_that_leaves_while_its_body_is_compared_claims_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+async def test_a_disconnect_during_fingerprinting_claims_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     shop = RealShop(SqliteFile(tmp_path / "shop.db"))
     begun, go_on = threading.Event(), threading.Event()
     compare = requests.fingerprint_for

@@ -80,7 +80,7 @@ def a_flask(once: Once) -> flask.Flask:
 
 @pytest.mark.parametrize("version", ["3.0.3", "3.1.0"])
 @pytest.mark.parametrize("flavor", list(Flavor))
-def test_a_document_of_others_gets_what_flask_protects(version: str, flavor: Flavor) -> None:
+def test_the_document_of_a_flask_app_is_extended(version: str, flavor: Flavor) -> None:
     app = a_flask(Once("sqlite:///unused.db", policy=Policy(flavor=flavor)))
     document = {**DOCUMENT, "openapi": version}
     before = copy.deepcopy(document)
@@ -108,7 +108,7 @@ def test_a_document_of_others_gets_what_flask_protects(version: str, flavor: Fla
     assert transformed(made, listed(app) or ())[0] == made
 
 
-def test_what_fastapi_makes_is_valid_and_complete() -> None:
+def test_the_fastapi_document_is_valid_and_complete() -> None:
     once = Once("sqlite:///unused.db")
     app = FastAPI()
     once.install(app, tenant=SINGLE_TENANT)
@@ -159,7 +159,7 @@ def documented(responses: dict[str, Any]) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("effects", list(Effects))
 @pytest.mark.parametrize("error_format", list(ErrorFormat))
 @pytest.mark.parametrize("flavor", list(Flavor))
-def test_every_problem_of_a_route_is_under_its_status(
+def test_every_problem_is_listed_under_its_status(
     flavor: Flavor, error_format: ErrorFormat, effects: Effects, wsgi: bool
 ) -> None:
     # R229: compared with the table of problems and with what is really answered
@@ -196,7 +196,7 @@ def test_every_problem_of_a_route_is_under_its_status(
         ({"max_new_keys_per_second": 1}, set(), {(Code.RATE_LIMITED, "429")}),
     ],
 )
-def test_a_problem_that_the_settings_rule_out_is_not_described(
+def test_problems_disabled_by_settings_are_omitted(
     options: dict[str, Any], gone: set[Code], there: set[tuple[Code, str]]
 ) -> None:
     about: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def test_a_problem_that_the_settings_rule_out_is_not_described(
     assert {(code.value, status) for code, status in there} <= found
 
 
-def test_the_examples_of_the_application_stay() -> None:
+def test_application_examples_are_kept() -> None:
     about: dict[str, Any] = {
         "responses": {
             "409": {"description": "Taken", "content": {"application/problem+json": {"example": {"code": "taken"}}}}
@@ -221,7 +221,7 @@ def test_the_examples_of_the_application_stay() -> None:
 
 
 @pytest.mark.parametrize("version", ["2.0", "4.0.0", "?"])
-def test_another_version_is_refused(version: str) -> None:
+def test_other_openapi_versions_are_rejected(version: str) -> None:
     with pytest.raises(ConfigurationError, match=r"3\.0 and 3\.1 are supported"):
         transformed({"openapi": version}, ())
 

@@ -46,7 +46,7 @@ async def background_settlements(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_a_store_that_is_down_refuses_before_anything_happens(effects: Any) -> None:
+async def test_a_store_outage_returns_503_before_the_handler_runs(effects: Any) -> None:
     # R61, R110, R250
     shop = ordering(effects)
     shop.ledger.dead = True
@@ -58,7 +58,7 @@ async def test_a_store_that_is_down_refuses_before_anything_happens(effects: Any
     assert (await shop.send("/orders")).status == 201
 
 
-async def test_a_claim_whose_reply_is_lost_is_still_ours() -> None:
+async def test_a_claim_survives_a_lost_store_reply() -> None:
     # F8, P7
     shop = ordering(LOCAL)
     shop.ledger.faults["claim"].append(reply_lost)
@@ -66,7 +66,7 @@ async def test_a_claim_whose_reply_is_lost_is_still_ours() -> None:
     assert (shop.runs, shop.ledger.rows, shop.state) == ([1], ["row"], "completed")
 
 
-async def test_a_claim_that_nobody_can_know_of_is_taken_back() -> None:
+async def test_an_unverifiable_claim_is_released() -> None:
     # F8: otherwise it would look like a crash, and an INLINE key would be in doubt for nothing
     shop = ordering(INLINE)
     shop.ledger.faults["claim"].extend([reply_lost] * 1000)
@@ -78,7 +78,7 @@ async def test_a_claim_that_nobody_can_know_of_is_taken_back() -> None:
     assert (await shop.send("/orders")).status == 201
 
 
-async def test_no_connection_for_the_business_transaction_takes_the_claim_back() -> None:
+async def test_a_failed_begin_releases_the_claim() -> None:
     # R61, R72: the handler was not entered, so the key was not used
     shop = ordering(LOCAL)
     shop.ledger.faults["begin"].append(down)
@@ -88,7 +88,7 @@ async def test_no_connection_for_the_business_transaction_takes_the_claim_back()
     assert (await shop.send("/orders")).status == 201
 
 
-async def test_no_connection_for_a_blocking_handler_takes_the_claim_back() -> None:
+async def test_a_failed_blocking_begin_releases_the_claim() -> None:
     shop = Shop()
 
     @shop.post(effects=LOCAL, status_code=201)
@@ -111,7 +111,7 @@ def _no_connection() -> Any:
 # ---------------------------------------------------------------------------------------------------- fail open
 
 
-async def test_a_route_that_fails_open_executes_without_protection() -> None:
+async def test_fail_open_runs_the_handler_during_an_outage() -> None:
     # R110: only where running twice does no harm, and it is logged
     shop = Shop()
 
@@ -133,7 +133,7 @@ async def test_a_route_that_fails_open_executes_without_protection() -> None:
 # ------------------------------------------------------------------------------------------------ at the settlement
 
 
-async def test_an_inline_answer_that_cannot_be_stored_is_an_unknown_outcome_until_it_is() -> None:
+async def test_an_inline_response_is_unknown_until_it_is_stored() -> None:
     # P7, peers 30: the success is not lost, the settlement goes on behind the caller's back
     shop = ordering(INLINE)
     shop.ledger.faults["settle"].extend([down] * 3)
@@ -146,7 +146,7 @@ async def test_an_inline_answer_that_cannot_be_stored_is_an_unknown_outcome_unti
     assert (again.status, again.json(), again.replayed, shop.runs) == (201, {"runs": 1}, True, [1])
 
 
-async def test_a_local_operation_whose_store_is_down_is_rolled_back_and_runs_again() -> None:
+async def test_a_local_operation_rolls_back_if_settling_fails() -> None:
     # R71, L6, P7
     shop = ordering(LOCAL)
     shop.ledger.faults["step"].append(down)
@@ -160,7 +160,7 @@ async def test_a_local_operation_whose_store_is_down_is_rolled_back_and_runs_aga
     assert (again.status, shop.runs, shop.ledger.rows) == (201, [1, 2], ["row"])
 
 
-async def test_a_crash_that_cannot_be_stored_is_told_as_an_unknown_outcome() -> None:
+async def test_an_inline_crash_that_cannot_be_stored_is_unknown() -> None:
     # P7: not as the application's own 500, after which clients take a new key
     shop = Shop()
 
@@ -177,7 +177,7 @@ async def test_a_crash_that_cannot_be_stored_is_told_as_an_unknown_outcome() -> 
     assert shop.state == "unknown"
 
 
-async def test_a_settlement_whose_reply_is_lost_is_said_again() -> None:
+async def test_a_settlement_with_a_lost_reply_is_repeated() -> None:
     # P7
     shop = ordering(INLINE)
     shop.ledger.faults["settle"].append(reply_lost)
@@ -185,7 +185,7 @@ async def test_a_settlement_whose_reply_is_lost_is_said_again() -> None:
     assert (reply.status, reply.json(), shop.state) == (201, {"runs": 1}, "completed")
 
 
-async def test_a_background_settlement_gives_up_when_its_patience_is_over(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_background_settlement_gives_up_after_its_patience(caplog: pytest.LogCaptureFixture) -> None:
     running_work = aio.RunningWork()
     tries = []
 
@@ -199,7 +199,7 @@ async def test_a_background_settlement_gives_up_when_its_patience_is_over(caplog
     assert "a settlement could not be written" in caplog.text
 
 
-async def test_a_background_settlement_that_fails_otherwise_is_logged_and_not_repeated(
+async def test_a_background_settlement_logs_unexpected_errors_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     running_work = aio.RunningWork()
@@ -215,7 +215,7 @@ async def test_a_background_settlement_that_fails_otherwise_is_logged_and_not_re
 # --------------------------------------------------------------------------------------------------- lost commits
 
 
-async def test_a_commit_whose_reply_is_lost_and_that_happened_is_answered_from_the_record() -> None:
+async def test_a_commit_with_a_lost_reply_returns_the_stored_response() -> None:
     # F8, P7, adr 0002
     shop = ordering(LOCAL)
     shop.ledger.faults["commit"].append(reply_lost)
@@ -226,7 +226,7 @@ async def test_a_commit_whose_reply_is_lost_and_that_happened_is_answered_from_t
     assert (again.body, again.replayed, shop.runs) == (reply.body, True, [1])
 
 
-async def test_a_commit_whose_reply_is_lost_and_that_did_not_happen_runs_again() -> None:
+async def test_a_commit_lost_before_the_store_runs_again() -> None:
     # F8, P7
     shop = ordering(LOCAL)
     shop.ledger.faults["commit"].append(request_lost)
@@ -238,7 +238,7 @@ async def test_a_commit_whose_reply_is_lost_and_that_did_not_happen_runs_again()
 
 
 @pytest.mark.parametrize(("fault", "status", "runs"), [(reply_lost, 201, [1]), (request_lost, 201, [1, 2])])
-async def test_a_lost_commit_is_asked_after_until_the_store_answers(fault: Any, status: int, runs: list[int]) -> None:
+async def test_a_lost_commit_is_verified_until_the_store_responds(fault: Any, status: int, runs: list[int]) -> None:
     # P7: 503 outcome-unknown for this caller, and the truth for the next
     shop = ordering(LOCAL)
     shop.ledger.faults["commit"].append(fault)
@@ -250,7 +250,7 @@ async def test_a_lost_commit_is_asked_after_until_the_store_answers(fault: Any, 
     assert (again.status, shop.runs, shop.ledger.rows) == (status, runs, ["row"])
 
 
-async def test_a_commit_that_fails_because_somebody_took_over_is_answered_from_the_record() -> None:
+async def test_a_commit_after_a_takeover_replays_the_new_owners_response() -> None:
     # L2: any outcome but our own committed record reads again before it answers
     shop = Shop()
     gate = Gate()
@@ -276,7 +276,7 @@ async def test_a_commit_that_fails_because_somebody_took_over_is_answered_from_t
 # ------------------------------------------------------------------------------------------------------ the breaker
 
 
-async def test_an_open_breaker_answers_without_asking_the_store() -> None:
+async def test_an_open_breaker_returns_503_without_a_query() -> None:
     # R111
     shop = ordering(INLINE)
     shop.ledger.dead = True
@@ -305,7 +305,7 @@ async def test_a_probe_closes_the_breaker_again() -> None:
     assert (await shop.send("/orders", key="another-key-0000001")).status == 201
 
 
-def test_a_breaker_that_is_half_open_lets_one_through_per_pause() -> None:
+def test_a_half_open_breaker_allows_one_probe_per_pause() -> None:
     # R111
     now = [0.0]
     breaker = Breaker(clock=lambda: now[0])
@@ -326,7 +326,7 @@ def test_a_breaker_that_is_half_open_lets_one_through_per_pause() -> None:
 # ---------------------------------------------------------------------------------------------- without a key
 
 
-async def test_a_keyless_request_to_a_local_route_says_that_the_store_is_down() -> None:
+async def test_a_keyless_local_request_returns_503_during_an_outage() -> None:
     # R110: nothing was executed, so 503 and not the application's 500
     shop = Shop(policy=Policy(require_key=False))
 

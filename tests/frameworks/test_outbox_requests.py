@@ -152,7 +152,7 @@ def shop_of(world: Any, effects: Any) -> Shop:
     return Shop(database, effects, blocking=blocking)
 
 
-async def test_the_first_caller_and_its_duplicates_hear_the_same(world: Any) -> None:
+async def test_duplicates_receive_the_same_202_response(world: Any) -> None:
     # R44, R83, R122, R123, R124, O1: the rows and the parcel are committed, and no provider was called
     async with shop_of(world, OUTBOX).open() as shop:
         replies = [await shop.send() for _ in range(3)]
@@ -167,7 +167,7 @@ async def test_the_first_caller_and_its_duplicates_hear_the_same(world: Any) -> 
         assert (await shop.status())["state"] == "pending"
 
 
-async def test_a_call_under_way_has_a_status_and_lets_nobody_wait(world: Any) -> None:
+async def test_a_running_deferred_call_is_reported_as_in_progress(world: Any) -> None:
     # R83, R134
     async with shop_of(world, OUTBOX).open() as shop:
         await shop.send()
@@ -184,7 +184,7 @@ async def test_a_call_under_way_has_a_status_and_lets_nobody_wait(world: Any) ->
         assert (status["state"], status["response"]["status"]) == ("completed", 201)
 
 
-async def test_a_call_that_no_worker_made_in_time_has_a_status(world: Any) -> None:
+async def test_an_abandoned_deferred_call_is_reported_as_failed(world: Any) -> None:
     # R84, R112: not 404
     async with shop_of(world, OUTBOX).open() as shop:
         await shop.send()
@@ -197,7 +197,7 @@ async def test_a_call_that_no_worker_made_in_time_has_a_status(world: Any) -> No
         assert (shop.parcels, shop.shipped) == ([], [])
 
 
-async def test_once_pending_the_handler_never_runs_again(world: Any) -> None:
+async def test_a_retry_never_runs_a_pending_handler_again(world: Any) -> None:
     # F29, O2, P6: neither after its lease nor after its expiry
     async with shop_of(world, OUTBOX).open() as shop:
         await shop.send()
@@ -207,7 +207,7 @@ async def test_once_pending_the_handler_never_runs_again(world: Any) -> None:
         assert (shop.rows, len(shop.parcels), shop.runs) == (["tea"], 1, 1)
 
 
-async def test_what_the_worker_was_answered_is_replayed(world: Any) -> None:
+async def test_the_deferred_calls_response_is_replayed(world: Any) -> None:
     # R132, R87: the first caller's next request is a replay of the call's own answer
     async with shop_of(world, OUTBOX).open() as shop:
         await shop.send()
@@ -223,7 +223,7 @@ async def test_what_the_worker_was_answered_is_replayed(world: Any) -> None:
         assert await shop.work() == 0
 
 
-async def test_a_lost_record_defers_under_the_same_downstream_key(world: Any) -> None:
+async def test_a_retry_after_record_loss_keeps_the_downstream_key(world: Any) -> None:
     # D1, F38, R126
     async with shop_of(world, OUTBOX).open() as shop:
         await shop.send()
@@ -238,7 +238,9 @@ async def test_a_lost_record_defers_under_the_same_downstream_key(world: Any) ->
 
 
 @pytest.mark.parametrize(("way", "runs"), [("", 1), ("emit", 1), ("defer,defer", 1)])
-async def test_a_success_defers_exactly_once(world: Any, way: str, runs: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_outbox_success_must_defer_exactly_once(
+    world: Any, way: str, runs: int, caplog: pytest.LogCaptureFixture
+) -> None:
     # O1: with none or two nobody could say what the answer is
     async with shop_of(world, OUTBOX).open() as shop:
         reply = await shop.send(f"way={way}")
@@ -249,7 +251,7 @@ async def test_a_success_defers_exactly_once(world: Any, way: str, runs: int, ca
             assert (reply.code, "op.defer exactly once" in caplog.text) == ("idempotency_execution_failed", True)
 
 
-async def test_a_second_defer_is_refused_and_the_first_one_stands(world: Any) -> None:
+async def test_a_second_defer_raises_and_the_first_is_kept(world: Any) -> None:
     async with shop_of(world, OUTBOX).open() as shop:
         assert (await shop.send("way=defer,swallow")).status == ACCEPTED
         assert shop.parcels == [("ship", {"item": "tea"})]
@@ -265,7 +267,7 @@ ENDINGS = [
 ]
 
 
-async def test_what_does_not_succeed_defers_nothing(world: Any) -> None:
+async def test_an_unsuccessful_handler_defers_nothing(world: Any) -> None:
     # L6, R123: roll-back leaves no parcel, and a final no is stored
     async with shop_of(world, OUTBOX).open() as shop:
         for number, (way, status, kept, again) in enumerate(ENDINGS):
@@ -293,7 +295,7 @@ async def test_a_message_commits_with_its_rows(world: Any) -> None:
         assert len({message.downstream_key for message in shop.shipped}) == 2
 
 
-async def test_a_message_without_a_key_commits_with_its_rows_too(world: Any) -> None:
+async def test_a_keyless_message_commits_with_its_rows(world: Any) -> None:
     # R123: on a route where a key may be missing
     database, blocking = world
     shop = Shop(database, LOCAL, blocking=blocking, require_key=False)
@@ -307,7 +309,7 @@ async def test_a_message_without_a_key_commits_with_its_rows_too(world: Any) -> 
         assert len({message.downstream_key for message in shop.shipped}) == 2
 
 
-async def test_messages_go_along_with_a_deferred_call(world: Any) -> None:
+async def test_an_outbox_handler_may_emit_and_defer(world: Any) -> None:
     async with shop_of(world, OUTBOX).open() as shop:
         assert (await shop.send("way=emit,defer")).status == ACCEPTED
         assert [topic for topic, _ in shop.parcels] == ["ship", "tell"]
@@ -317,13 +319,13 @@ async def test_messages_go_along_with_a_deferred_call(world: Any) -> None:
         assert sorted(message.topic for message in shop.shipped) == ["ship", "tell"]
 
 
-async def test_each_belongs_to_its_effects(world: Any) -> None:
+async def test_defer_in_a_local_handler_rolls_back(world: Any) -> None:
     async with shop_of(world, LOCAL).open() as shop:
         assert (await shop.send("way=defer")).status == 500
         assert (shop.rows, shop.parcels) == ([], [])
 
 
-async def test_inline_writes_no_parcels(tmp_path: Path) -> None:
+async def test_emit_and_defer_raise_in_an_inline_handler(tmp_path: Path) -> None:
     once = Once(f"sqlite:///{tmp_path / 'shop.db'}", migrate=True)
     app = FastAPI()
     once.install(app, tenant=tenant_of)
@@ -343,7 +345,7 @@ async def test_inline_writes_no_parcels(tmp_path: Path) -> None:
     assert ["op.emit writes" in said[0], "op.defer is for" in said[1]] == [True, True]
 
 
-async def test_workers_of_the_same_process(world: Any) -> None:
+async def test_in_process_workers_make_deferred_calls(world: Any) -> None:
     # one process is enough: a request wakes them, and they end with it
     database, blocking = world
     once = Once(database.url, migrate=True, workers=True)

@@ -49,7 +49,7 @@ def authenticated(shop: SqlShop, effects: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("pool", [DEFAULT, SMALL], ids=["default", "small"])
 @pytest.mark.parametrize("effects", [INLINE, PHASED, LOCAL])
-async def test_forty_at_once_are_served_by_a_pool_of_fifteen_and_of_two(dsn: str, effects: Any, pool: Any) -> None:
+async def test_forty_concurrent_requests_share_a_small_pool(dsn: str, effects: Any, pool: Any) -> None:
     # R110: all held a connection and waited for another one, for 30 s
     async with opened(dsn, "asyncpg", lambda shop: authenticated(shop, effects), engine=pool) as shop:
         keys = [new_key() for _ in range(40)]
@@ -61,9 +61,7 @@ async def test_forty_at_once_are_served_by_a_pool_of_fifteen_and_of_two(dsn: str
 
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
-async def test_a_replay_whose_dependency_holds_the_only_connection_needs_no_other(
-    tables_dsn: str, package: str
-) -> None:
+async def test_a_replay_reuses_the_connection_of_its_dependency(tables_dsn: str, package: str) -> None:
     # This process has settled the key, so its answer is looked for first: not beside a transaction that is open.
     shop = RealShop(PostgresDatabase(tables_dsn, package, pool_size=1))
 
@@ -83,7 +81,7 @@ async def test_a_replay_whose_dependency_holds_the_only_connection_needs_no_othe
 
 
 @pytest.mark.parametrize("effects", [INLINE, PHASED])
-async def test_a_handler_that_waits_outside_holds_no_connection_of_its_dependencies(dsn: str, effects: Any) -> None:
+async def test_dependency_connections_are_released_before_the_handler(dsn: str, effects: Any) -> None:
     entered, go = asyncio.Event(), asyncio.Event()
 
     def routes(shop: SqlShop) -> None:
@@ -106,7 +104,7 @@ async def test_a_handler_that_waits_outside_holds_no_connection_of_its_dependenc
         assert (await request).json() == "ann"
 
 
-async def test_sessions_that_handlers_hold_leave_room_for_settlements(dsn: str) -> None:
+async def test_open_handler_sessions_do_not_block_settlements(dsn: str) -> None:
     """INLINE: each handler ends with a connection in its session's hands, and its answer needs another one."""
 
     def routes(shop: SqlShop) -> None:
@@ -119,7 +117,7 @@ async def test_sessions_that_handlers_hold_leave_room_for_settlements(dsn: str) 
         assert {reply.status for reply in replies} == {201}
 
 
-async def test_an_inline_session_that_wrote_is_left_as_it_is(dsn: str) -> None:
+async def test_an_inline_session_with_writes_is_kept_open(dsn: str) -> None:
     """It is the application's to commit: only what has read and nothing else is given back before the claim."""
 
     def routes(shop: SqlShop) -> None:
@@ -166,7 +164,7 @@ async def test_a_request_may_be_cancelled_at_every_await(dsn: str, effects: Any)
 
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
-async def test_connections_are_given_back_before_a_claim(tables_dsn: str, package: str) -> None:
+async def test_dependency_connections_are_released_before_a_claim(tables_dsn: str, package: str) -> None:
     shop = RealShop(PostgresDatabase(tables_dsn, package, pool_size=2))
 
     async def user(connection: Annotated[Any, Depends(shop.once.connection)]) -> None:
@@ -193,7 +191,7 @@ async def sqlite_shop(path: Path) -> AsyncIterator[tuple[RealShop, Any]]:
     yield shop, Annotated[Any, Depends(shop.once.connection)]
 
 
-async def test_a_dependency_may_read_where_there_is_one_writer(tmp_path: Path) -> None:
+async def test_a_dependency_may_read_on_sqlite_before_the_claim(tmp_path: Path) -> None:
     # R110: the dependency took the writer's turn, and the claim of the same request waited for it
     async with sqlite_shop(tmp_path) as (shop, lent):
 
@@ -222,7 +220,7 @@ async def test_a_dependency_may_read_where_there_is_one_writer(tmp_path: Path) -
             assert (await shop.send(key=None)).status == 201
 
 
-async def test_a_dependency_that_writes_before_the_claim_is_told_so(tmp_path: Path) -> None:
+async def test_a_dependency_that_writes_before_the_claim_raises(tmp_path: Path) -> None:
     async with sqlite_shop(tmp_path) as (shop, lent):
 
         async def audit(connection: lent) -> None:
@@ -239,7 +237,7 @@ async def test_a_dependency_that_writes_before_the_claim_is_told_so(tmp_path: Pa
             assert (shop.rows, shop.states) == ([], [])
 
 
-async def test_whoever_reads_keeps_no_writer_waiting(tmp_path: Path) -> None:
+async def test_an_open_read_does_not_block_a_sqlite_writer(tmp_path: Path) -> None:
     reading, go = asyncio.Event(), asyncio.Event()
     async with sqlite_shop(tmp_path) as (shop, lent):
 
@@ -266,7 +264,7 @@ async def test_whoever_reads_keeps_no_writer_waiting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "asyncpg", "psycopg"])
-async def test_a_get_that_writes_is_told_so(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+async def test_writing_on_a_get_connection_raises(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Its rows would be rolled back, so the database refuses them."""
     if kind == "sqlite":
         shop = RealShop(SqliteFile(tmp_path / "shop.db"))
@@ -287,7 +285,7 @@ async def test_a_get_that_writes_is_told_so(kind: str, request: pytest.FixtureRe
 
 
 @pytest.mark.parametrize("what", ["INSERT INTO oncekey.record", "oncekey.lock_request"])
-async def test_an_error_of_a_listener_keeps_no_connection_and_no_lock(dsn: str, what: str) -> None:
+async def test_a_listener_error_releases_connection_and_lock(dsn: str, what: str) -> None:
     # What listens to an engine hears our statements, too, and raises whatever it likes.
     async with opened(dsn, "asyncpg", lambda shop: authenticated(shop, LOCAL)) as shop:
         troubles = [LookupError("no tenant is set")]

@@ -61,7 +61,7 @@ def ordering(database: Any, **options: Any) -> RealShop:
     return shop
 
 
-async def test_one_row_and_one_answer(database: Any) -> None:
+async def test_retries_replay_and_insert_one_row(database: Any) -> None:
     # R71, R87, R89, R241
     async with ordering(database).open() as shop:
         first = await shop.send()
@@ -75,7 +75,7 @@ async def test_one_row_and_one_answer(database: Any) -> None:
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "def"])
-async def test_what_was_begun_under_other_effects_is_taken_over_first(blocking_database: Any, blocking: bool) -> None:
+async def test_a_failed_record_of_other_effects_can_be_retried(blocking_database: Any, blocking: bool) -> None:
     # L3, F14: a deploy changed them; the claim must not wait for the transaction of its own request
     before = RealShop(blocking_database)
 
@@ -126,7 +126,7 @@ ENDINGS = [
 ]
 
 
-async def test_rows_and_record_agree(database: Any) -> None:
+async def test_rows_and_record_state_agree_after_every_ending(database: Any) -> None:
     # L6, F17
     async with ordering(database).open() as shop:
         for number, (way, status, kept, state) in enumerate(ENDINGS):
@@ -139,7 +139,7 @@ async def test_rows_and_record_agree(database: Any) -> None:
         assert shop.states == sorted([*stored, *database.left_by_a_rollback * (len(ENDINGS) - len(stored))])
 
 
-async def test_a_duplicate_in_flight_is_told_so_at_once(database: Any) -> None:
+async def test_a_duplicate_in_flight_receives_409_at_once(database: Any) -> None:
     # R69, R79: not behind the row, and on SQLite not behind the one writer
     shop = RealShop(database)
     go_on = asyncio.Event()
@@ -164,7 +164,7 @@ async def test_a_duplicate_in_flight_is_told_so_at_once(database: Any) -> None:
         assert shop.rows == ["tea"]
 
 
-async def test_a_crowd_on_one_key_has_one_winner(database: Any) -> None:
+async def test_twenty_waiting_duplicates_run_one_handler(database: Any) -> None:
     # R62, R63, R241
     async with ordering(database, on_in_progress="wait").open() as shop:
         replies = await asyncio.gather(*[shop.send() for _ in range(20)])
@@ -173,7 +173,7 @@ async def test_a_crowd_on_one_key_has_one_winner(database: Any) -> None:
         assert (shop.rows, shop.runs) == (["tea"], ["tea"])
 
 
-async def test_many_writers_in_one_loop(database: Any) -> None:
+async def test_concurrent_writers_in_one_event_loop_all_commit(database: Any) -> None:
     # apishape 3, 9: on SQLite two writers of one loop would wait for each other for ever
     shop = RealShop(database)
 
@@ -261,7 +261,7 @@ async def test_a_handler_cannot_end_its_transaction(kind: str, request: pytest.F
             assert f"item {number}" in shop.rows, case
 
 
-async def test_a_statement_that_failed_and_was_swallowed_is_no_success(database: Any) -> None:
+async def test_a_swallowed_statement_error_fails_on_postgres(database: Any) -> None:
     # F20, L5: PostgreSQL answers ROLLBACK to the COMMIT of an aborted transaction
     shop = RealShop(database)
 
@@ -288,7 +288,7 @@ async def test_a_statement_that_failed_and_was_swallowed_is_no_success(database:
 
 
 @pytest.mark.parametrize("kind", ["psycopg", "asyncpg"])
-async def test_a_constraint_that_fails_at_the_commit_is_a_definite_failure(
+async def test_a_deferred_constraint_failure_returns_500_and_rolls_back(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     # F20: a server error at COMMIT is a roll-back, only a lost connection is ambiguous
@@ -360,7 +360,7 @@ async def test_a_keyless_request_has_a_transaction_too(database: Any) -> None:
 # --------------------------------------------------------------------------------------------- blocking handlers
 
 
-async def test_many_blocking_handlers_and_few_connections(blocking_database: Any) -> None:
+async def test_many_blocking_handlers_share_few_connections(blocking_database: Any) -> None:
     # apishape 3, 9: pool of 3, 180 requests on 60 keys; whoever holds a connection never queues behind who waits
     shop = RealShop(blocking_database)
 
@@ -384,7 +384,7 @@ async def test_many_blocking_handlers_and_few_connections(blocking_database: Any
         assert threading.get_ident() not in shop.runs
 
 
-async def test_who_got_the_connection_does_not_queue_behind_those_who_wait_for_it(
+async def test_running_blocking_handlers_do_not_queue_behind_waiters(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # apishape 3, 9: one thread that opens, one connection to write through: the second request waits in that thread
@@ -435,7 +435,7 @@ async def test_a_blocking_request_may_be_cancelled_at_every_await(blocking_datab
         assert "in_progress" not in shop.states
 
 
-async def test_blocking_and_other_handlers_share_a_database(blocking_database: Any) -> None:
+async def test_blocking_and_async_handlers_share_a_database(blocking_database: Any) -> None:
     shop = RealShop(blocking_database)
 
     @shop.app.post("/slow", status_code=201)
@@ -465,7 +465,7 @@ async def test_blocking_and_other_handlers_share_a_database(blocking_database: A
 
 
 @pytest.mark.parametrize("way", ["commit", "raise", "COMMIT"])
-async def test_a_blocking_handler_cannot_end_its_transaction_either(blocking_database: Any, way: str) -> None:
+async def test_a_blocking_handler_cannot_end_its_transaction(blocking_database: Any, way: str) -> None:
     # L5, L6
     shop = RealShop(blocking_database)
 

@@ -32,7 +32,7 @@ def answering(response: Any, **options: Any) -> Shop:
     return shop
 
 
-async def test_a_repeat_gets_the_first_answer_without_a_second_run() -> None:
+async def test_a_retry_replays_the_response_without_a_second_run() -> None:
     # R67, R87, R88, R95, R96, R98, R258
     shop = Shop()
 
@@ -62,14 +62,14 @@ async def test_the_body_is_kept_byte_for_byte(body: bytes) -> None:
 @pytest.mark.parametrize(
     "media", ["application/json", "application/json; charset=utf-8", 'text/plain; charset="ISO-8859-1"', "image/png"]
 )
-async def test_the_media_type_is_kept_whatever_its_parameters(media: str) -> None:
+async def test_the_content_type_is_replayed_with_its_parameters(media: str) -> None:
     # R90; peers 16
     shop = answering(lambda: Response(b"x", headers={"content-type": media}))
     first, again = await shop.send("/orders"), await shop.send("/orders")
     assert (first.header("content-type"), again.header("content-type"), again.replayed) == (media, media, True)
 
 
-async def test_which_headers_are_replayed() -> None:
+async def test_only_allowed_headers_are_replayed() -> None:
     # R90; peers 28: a field that was sent twice comes back twice; peers 30: cookies are one caller's
     headers = [
         (b"location", b"/orders/7"),
@@ -110,7 +110,7 @@ async def test_a_route_may_keep_more_headers() -> None:
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 303, 400, 402, 404, 409, 410, 422, 451])
-async def test_the_status_is_kept(status: int) -> None:
+async def test_the_status_code_is_replayed(status: int) -> None:
     # R88, R91
     shop = answering(lambda: Response(b"" if status == 204 else b"said", status_code=status))
     first, again = await shop.send("/orders"), await shop.send("/orders")
@@ -119,14 +119,14 @@ async def test_the_status_is_kept(status: int) -> None:
     assert shop.runs == [1]
 
 
-async def test_an_answer_that_a_handler_encoded_itself_stays_encoded() -> None:
+async def test_an_encoded_body_is_replayed_with_its_encoding() -> None:
     # apishape 1: the encoding is part of the body's meaning
     shop = answering(lambda: Response(b"\x1f\x8b...", headers={"content-encoding": "gzip"}))
     first, again = await shop.send("/orders"), await shop.send("/orders")
     assert (again.header("content-encoding"), again.body) == ("gzip", first.body)
 
 
-async def test_first_answer_and_replay_say_until_when() -> None:
+async def test_response_and_replay_have_the_expiry_header() -> None:
     # R164: equal to the row
     clock = ManualClock()
     shop = answering(lambda: Response(b"x"), clock=clock)
@@ -138,14 +138,14 @@ async def test_first_answer_and_replay_say_until_when() -> None:
     assert int(moment.timestamp()) == shop.ledger.record["expires_at"] // SECOND
 
 
-async def test_first_answer_and_replay_echo_the_key() -> None:
+async def test_response_and_replay_echo_the_key() -> None:
     # R17
     shop = answering(lambda: Response(b"x"))
     for _ in range(2):
         assert (await shop.send("/orders")).all("idempotency-key") == [KEY]
 
 
-async def test_an_answer_that_brings_our_own_headers_along_does_not_have_them_twice() -> None:
+async def test_oncekey_headers_replace_those_of_the_handler() -> None:
     # a handler that passes on what another service with keys answered
     theirs = {"idempotency-key": "theirs", "Idempotent-Replayed": "true", "Idempotency-Key-Expires": "never"}
     shop = answering(lambda: Response(b"x", headers=theirs))
@@ -156,13 +156,13 @@ async def test_an_answer_that_brings_our_own_headers_along_does_not_have_them_tw
     assert len(again.all("idempotency-key-expires")) == 1
 
 
-async def test_a_replay_is_not_cached_by_anybody() -> None:
+async def test_a_replay_has_cache_control_no_store() -> None:
     shop = answering(lambda: Response(b"x"))
     await shop.send("/orders")
     assert (await shop.send("/orders")).header("cache-control") == "no-store"
 
 
-async def test_a_replay_is_what_was_answered_and_not_what_is_now() -> None:
+async def test_a_replay_ignores_later_state_changes() -> None:
     # R93
     shop = Shop()
     orders: dict[int, str] = {}
@@ -201,7 +201,7 @@ def wrapped(*middleware: Middleware) -> Shop:
     return shop
 
 
-async def test_each_repeat_is_compressed_as_its_own_client_asks() -> None:
+async def test_each_replay_is_compressed_for_its_client() -> None:
     # apishape 1, 9: an inner compression would replay gzip to a client that cannot read it
     shop = wrapped(Middleware(GZipMiddleware, minimum_size=10))
     encodings = []
@@ -214,7 +214,7 @@ async def test_each_repeat_is_compressed_as_its_own_client_asks() -> None:
     assert shop.ledger.record["response_body"].startswith(b"a long answer ")
 
 
-async def test_middleware_that_was_there_before_us_is_outside_too() -> None:
+async def test_middleware_added_before_install_stays_outside() -> None:
     # apishape 1: `install` comes last and still goes innermost
     shop = Shop(install=False)
     shop.app.add_middleware(GZipMiddleware, minimum_size=10)
@@ -229,7 +229,7 @@ async def test_middleware_that_was_there_before_us_is_outside_too() -> None:
     assert (await shop.send("/orders")).body.startswith(b"a long answer ")
 
 
-async def test_each_repeat_gets_the_cors_headers_of_its_own_origin() -> None:
+async def test_each_replay_has_cors_headers_for_its_origin() -> None:
     # apishape 1, 9
     origins = ["https://a.example", "https://b.example"]
     shop = wrapped(Middleware(CORSMiddleware, allow_origins=origins, allow_credentials=True))
@@ -241,7 +241,7 @@ async def test_each_repeat_gets_the_cors_headers_of_its_own_origin() -> None:
     assert shop.runs == [1]
 
 
-async def test_middleware_that_changes_headers_in_place_does_not_change_the_stored_ones() -> None:
+async def test_middleware_header_changes_do_not_reach_the_record() -> None:
     # apishape 1: outer middleware appends to message["headers"]
     class Stamp:
         def __init__(self, app: Any) -> None:
@@ -264,7 +264,7 @@ async def test_middleware_that_changes_headers_in_place_does_not_change_the_stor
     assert "x-stamp" not in str(shop.ledger.record["response_headers"])
 
 
-async def test_a_replay_runs_through_the_inner_layers_with_its_true_status() -> None:
+async def test_middleware_sees_the_stored_status_of_a_replay() -> None:
     # apishape 1: inner logs and metrics see the truth
     seen: list[int] = []
     shop = Shop()
@@ -304,7 +304,7 @@ async def test_a_replay_runs_through_the_inner_layers_with_its_true_status() -> 
         (Policy(flavor=Flavor.STRIPE), "application/problem+json", "error"),
     ],
 )
-async def test_refusals_have_the_form_that_the_policy_says(policy: Policy, media: str, says: str) -> None:
+async def test_refusals_follow_the_error_format_of_the_policy(policy: Policy, media: str, says: str) -> None:
     # R99, R232, C7, C9
     shop = Shop(policy=policy)
 

@@ -26,7 +26,7 @@ CODE = re.compile(r"\b[ADFHLOPU]\d{1,2}\b")
 NEW, REPLAY, MISMATCH, IN_FLIGHT = (201, False), (201, True), (422, False), (409, False)
 
 
-def test_a_served_application_loads_what_the_page_lists(postgres_dsn: str) -> None:
+def test_a_served_application_loads_the_listed_modules(postgres_dsn: str) -> None:
     seen = seen_by("fastapi_local", postgres_dsn)
 
     assert seen.statuses == (NEW, REPLAY, MISMATCH, IN_FLIGHT, NEW)
@@ -36,7 +36,7 @@ def test_a_served_application_loads_what_the_page_lists(postgres_dsn: str) -> No
     assert (seen.imports, seen.after - seen.before) == ((), frozenset())
 
 
-def test_the_page_follows_a_request_through_functions_that_exist() -> None:
+def test_the_page_names_only_existing_functions() -> None:
     """A name that is gone fails the generation of the page, and so its comparison with the committed one."""
     assert PAGE.defined("oncekey.frameworks.asgi.middleware", "Exchange.claim") == PAGE.path_of(
         "oncekey.frameworks.asgi.middleware"
@@ -51,7 +51,7 @@ def test_the_page_follows_a_request_through_functions_that_exist() -> None:
     assert "](../../src/oncekey/engine/local.py) decides" in PAGE.page()
 
 
-def test_every_code_in_these_files_is_explained_by_the_protocol() -> None:
+def test_protocol_page_explains_every_rule_code() -> None:
     protocol = (ROOT / "docs" / "explanation" / "protocol.md").read_text("utf-8")
     explained = set(re.findall(r"^### ([A-Z]\d+):|^\| (F\d+) ", protocol, re.MULTILINE))
     used = {code for module in PAGE.modules() for code in CODE.findall(PAGE.path_of(module).read_text("utf-8"))}
@@ -69,7 +69,7 @@ def test_no_request_imports_a_module(application: str, postgres_dsn: str) -> Non
     assert (seen.imports, seen.after - seen.before) == ((), frozenset())
 
 
-async def test_a_route_that_is_enrolled_late_still_gets_its_front() -> None:
+async def test_a_late_route_gets_its_replay_cache() -> None:
     events: list[Event] = []
     once = Once("memory:", observers=[events.append])
     app = FastAPI(lifespan=once.lifespan)
@@ -100,7 +100,7 @@ async def test_a_route_that_is_enrolled_late_still_gets_its_front() -> None:
     [(postgres, postgres.PostgresStore), (sqlite, sqlite.SqliteStore), (mariadb, mariadb.MariadbStore)],
     ids=["postgres", "sqlite", "mariadb"],
 )
-def test_a_store_without_one_of_its_statements_is_refused_when_it_is_made(module, store, monkeypatch) -> None:
+def test_a_store_with_a_missing_sql_statement_is_rejected(module, store, monkeypatch) -> None:
     whole = module.load
     needed = {*STATEMENTS, *(name for names in PART_STATEMENTS.values() for name in names), *module.DIAGNOSTICS}
     store()

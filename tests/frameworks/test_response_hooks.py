@@ -139,7 +139,7 @@ SERVED = [by_flask, by_an_error_handler_of_flask, by_starlette, by_fastapi, by_l
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
 @pytest.mark.parametrize("served", SERVED)
-async def test_a_retry_gets_what_the_handlers_own_hooks_made(tmp_path: Path, served: Serve, effects: Effects) -> None:
+async def test_response_hooks_are_part_of_the_stored_response(tmp_path: Path, served: Serve, effects: Effects) -> None:
     ran: list[str] = []
     once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True)
     assert await served(once, effects, ran) == [FINAL, FINAL]

@@ -109,7 +109,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "way"), CASES)
-async def test_a_final_no_is_stored_without_the_rows(make: Callable[..., Shop], kind: str, way: str) -> None:
+async def test_a_409_after_a_failed_transaction_is_stored_without_rows(
+    make: Callable[..., Shop], kind: str, way: str
+) -> None:
     # X1, L6: as if the handler had raised
     async with make(kind).open() as shop:
         replies = [await shop.send(f"/orders?way={way}&status=409") for _ in range(3)]
@@ -119,7 +121,7 @@ async def test_a_final_no_is_stored_without_the_rows(make: Callable[..., Shop], 
 
 
 @pytest.mark.parametrize(("kind", "way"), CASES)
-async def test_a_success_is_a_failure_that_is_logged_and_may_be_tried_again(
+async def test_a_200_after_a_failed_transaction_becomes_a_500(
     make: Callable[..., Shop], kind: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # X1, F20: its rows are gone, and the store is there; so neither 200 nor 503
@@ -148,7 +150,7 @@ async def test_sqlite_undoes_the_statement_alone(make: Callable[..., Shop], kind
 
 
 @pytest.mark.parametrize("kind", POSTGRES)
-async def test_an_outbox_handler_that_went_on_is_no_other(make: Callable[..., Shop], kind: str) -> None:
+async def test_an_outbox_409_after_a_failed_statement_is_replayed(make: Callable[..., Shop], kind: str) -> None:
     # X1, O1
     async with make(kind, effects=OUTBOX).open() as shop:
         replies = [await shop.send("/orders?way=violation&status=409") for _ in range(2)]
@@ -158,7 +160,7 @@ async def test_an_outbox_handler_that_went_on_is_no_other(make: Callable[..., Sh
 @pytest.mark.parametrize("dialect", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("status", [409, 200])
 @pytest.mark.parametrize("way", ["violation", "deferred", "cancelled"])
-async def test_so_it_is_by_way_of_sqlalchemy(
+async def test_sqlalchemy_failed_transactions_store_no_success(
     tables_dsn: str, dialect: str, status: int, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # X1
@@ -232,7 +234,7 @@ def stored_in(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, bool
 
 
 @pytest.mark.parametrize("how", ["redirect", "handler"])
-async def test_a_raised_success_is_not_stored_without_its_rows(
+async def test_a_raised_redirect_rolls_back_and_returns_500(
     stored_in: tuple[Any, bool], how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # X13: the same rule as for a roll-back by hand
@@ -247,7 +249,7 @@ async def test_a_raised_success_is_not_stored_without_its_rows(
 
 
 @pytest.mark.parametrize(("says", "rows"), [("keep", ["coffee"]), ("rollback", [])])
-async def test_what_the_handler_says_about_its_rows_holds(stored_in: tuple[Any, bool], says: str, rows: Any) -> None:
+async def test_keep_and_rollback_apply_to_a_raised_redirect(stored_in: tuple[Any, bool], says: str, rows: Any) -> None:
     # X13: kept with its rows, or given up in so many words
     database, blocking = stored_in
     async with raising(RealShop(database), blocking=blocking).open() as shop:
@@ -257,7 +259,7 @@ async def test_what_the_handler_says_about_its_rows_holds(stored_in: tuple[Any, 
 
 
 @pytest.mark.parametrize("stored_in", ["asyncpg", "psycopg", "sqlite"], indirect=True)
-async def test_a_raised_success_defers_nothing(stored_in: tuple[Any, bool]) -> None:
+async def test_a_raised_success_makes_no_deferred_call(stored_in: tuple[Any, bool]) -> None:
     # X13, O1
     database, _ = stored_in
     async with raising(RealShop(database), effects=OUTBOX).open() as shop:
@@ -269,7 +271,7 @@ async def test_a_raised_success_defers_nothing(stored_in: tuple[Any, bool]) -> N
 
 
 @pytest.mark.parametrize("inside", [True, False])
-async def test_a_phase_that_raises_a_success_is_rolled_back_and_says_so(
+async def test_a_phase_that_raises_a_redirect_is_rolled_back(
     tables_dsn: str, inside: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     # X13: raised after its phases it is an answer like any other
@@ -299,7 +301,7 @@ async def test_a_phase_that_raises_a_success_is_rolled_back_and_says_so(
             assert (shop.rows, shop.states, len(shop.runs)) == (["coffee"], ["completed"], 1)
 
 
-async def test_an_inline_handlers_raised_success_is_its_answer(tables_dsn: str) -> None:
+async def test_a_redirect_raised_by_an_inline_handler_is_stored(tables_dsn: str) -> None:
     # X13: nothing of it is rolled back
     shop = RealShop(PostgresDatabase(tables_dsn, "asyncpg"))
 

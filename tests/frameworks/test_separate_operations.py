@@ -43,7 +43,7 @@ def a_fastapi(once: Once) -> FastAPI:
 
 
 @pytest.mark.parametrize("bind_to", ["tenant", "principal"])
-async def test_one_key_on_two_routes_is_two_requests(tmp_path: Path, bind_to: str) -> None:
+async def test_separate_operations_allow_one_key_on_two_routes(tmp_path: Path, bind_to: str) -> None:
     # R275, R24, C4
     once = Once(f"sqlite:///{tmp_path}/keys.db", policy=policy(bind_to=bind_to), migrate=True)
     app, key = a_fastapi(once), new_key()
@@ -73,7 +73,7 @@ async def test_one_key_on_two_routes_is_two_requests(tmp_path: Path, bind_to: st
         assert "operation <code>refund</code>" in page
 
 
-def test_on_flask(tmp_path: Path) -> None:
+def test_separate_operations_work_on_flask(tmp_path: Path) -> None:
     # R275: the status resource of WSGI
     once, app = Once(f"sqlite:///{tmp_path}/keys.db", policy=policy(), migrate=True), flask.Flask("shop")
     for name in ("orders", "refunds"):
@@ -92,7 +92,7 @@ def test_on_flask(tmp_path: Path) -> None:
     assert client.get(f"/idempotency-keys/{key}").status_code == 404
 
 
-async def test_on_litestar(tmp_path: Path) -> None:
+async def test_separate_operations_work_on_litestar(tmp_path: Path) -> None:
     # R275
     from litestar import Litestar, post
 
@@ -110,7 +110,7 @@ async def test_on_litestar(tmp_path: Path) -> None:
     assert (made.status, found.status, found.json()["state"]) == (201, 200, "completed")
 
 
-def test_it_is_a_setting_of_the_whole_application() -> None:
+def test_a_route_cannot_set_separate_operations() -> None:
     once = Once("sqlite:///unused.db")
     with pytest.raises(ConfigurationError, match="separate_operations"):
         once.protect(effects=INLINE, separate_operations=True)  # type: ignore[call-overload]

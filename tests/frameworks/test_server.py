@@ -36,7 +36,7 @@ def post(wire: Wire, path: str, *lines: str, body: bytes = b"") -> tuple[int, di
 
 
 @pytest.mark.parametrize("http", HTTP)
-def test_one_connection_many_requests(http: str) -> None:
+def test_one_connection_serves_many_requests(http: str) -> None:
     # keep-alive: an answer of ours never leaves the connection in disorder
     shop = real_shop()
 
@@ -61,7 +61,7 @@ def test_one_connection_many_requests(http: str) -> None:
 
 
 @pytest.mark.parametrize("http", HTTP)
-def test_a_body_that_is_asked_for_is_asked_for_only_if_it_is_wanted(http: str) -> None:
+def test_expect_100_continue_is_sent_only_for_valid_requests(http: str) -> None:
     # apishape 1: Expect: 100-continue
     shop = real_shop()
 
@@ -83,7 +83,7 @@ def test_a_body_that_is_asked_for_is_asked_for_only_if_it_is_wanted(http: str) -
 
 
 @pytest.mark.parametrize("http", HTTP)
-def test_a_client_that_leaves_in_the_middle_of_a_stream_finds_the_whole_answer(http: str) -> None:
+def test_a_retry_receives_the_whole_stream_after_a_disconnect(http: str) -> None:
     # apishape 1, 9
     shop = real_shop()
     began, go_on = threading.Event(), threading.Event()
@@ -115,7 +115,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_finds_the_whole_answer(h
 
 
 @pytest.mark.parametrize("http", HTTP)
-def test_a_client_that_leaves_before_its_body_is_there_runs_nothing(http: str) -> None:
+def test_a_client_that_disconnects_within_its_body_runs_nothing(http: str) -> None:
     # apishape 1, 9
     shop = real_shop()
 
@@ -134,7 +134,7 @@ def test_a_client_that_leaves_before_its_body_is_there_runs_nothing(http: str) -
 
 
 @pytest.mark.parametrize("http", HTTP)
-def test_large_answers_arrive_whole(http: str) -> None:
+def test_large_responses_arrive_complete(http: str) -> None:
     # A4
     shop = real_shop()
 
@@ -180,7 +180,7 @@ def slow_shop(effects: Any) -> Shop:
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-def test_a_stop_in_the_middle_of_a_settlement_loses_nothing(effects: Any) -> None:
+def test_stopping_during_a_settlement_loses_nothing(effects: Any) -> None:
     # apishape 1, 9: the server cancels after its time-out and does not wait; the lifespan drains
     shop = slow_shop(effects)
     assert isinstance(shop.ledger, SlowLedger)
@@ -209,7 +209,7 @@ def test_a_stop_in_the_middle_of_a_settlement_loses_nothing(effects: Any) -> Non
 
 
 @pytest.mark.parametrize(("effects", "state"), [(LOCAL, "failed_retryable"), (INLINE, "unknown")])
-def test_a_stop_in_the_middle_of_a_handler_says_what_became_of_it(effects: Any, state: str) -> None:
+def test_stopping_during_a_handler_settles_its_record(effects: Any, state: str) -> None:
     # P5, F10: not after the lease, but now
     shop = real_shop()
     began = threading.Event()
@@ -265,7 +265,7 @@ def test_a_stop_waits_for_a_blocking_handler() -> None:
     assert (shop.state, shop.ledger.rows, shop.ledger.open) == ("failed_retryable", [], 0)
 
 
-def test_a_stop_without_a_time_out_lets_everything_come_to_its_end() -> None:
+def test_stopping_without_a_timeout_lets_handlers_finish() -> None:
     shop = real_shop()
     began = threading.Event()
 
@@ -284,7 +284,7 @@ def test_a_stop_without_a_time_out_lets_everything_come_to_its_end() -> None:
     assert (shop.state, shop.ledger.rows) == ("completed", ["row"])
 
 
-def test_an_unhandled_exception_is_answered_and_the_next_request_served() -> None:
+def test_an_unhandled_exception_returns_500_and_a_retry_runs() -> None:
     shop = real_shop()
 
     @shop.post(effects=LOCAL, status_code=201)

@@ -63,7 +63,7 @@ def lending(shop: Shop) -> None:
 
 @pytest.mark.parametrize("key", [KEY, None])
 @pytest.mark.parametrize("target", ["/lent", "/own"])
-async def test_nothing_is_lent_before_the_body_is_there(target: str, key: str | None) -> None:
+async def test_no_connection_is_taken_before_the_body_arrives(target: str, key: str | None) -> None:
     # R110: a client that sends a byte now and then must not hold what others need
     shop = Shop()
     lending(shop)
@@ -79,7 +79,7 @@ async def test_nothing_is_lent_before_the_body_is_there(target: str, key: str | 
     assert shop.ledger.open == 0
 
 
-async def test_a_blocking_handler_without_a_key_waits_for_the_body_first() -> None:
+async def test_a_keyless_blocking_handler_starts_after_the_body() -> None:
     shop = Shop()
 
     @shop.post(effects=LOCAL, require_key=False)
@@ -98,7 +98,7 @@ async def test_a_blocking_handler_without_a_key_waits_for_the_body_first() -> No
 
 @pytest.mark.parametrize("key", [KEY, None])
 @pytest.mark.parametrize("target", ["/lent", "/own"])
-async def test_a_body_that_does_not_come_in_time_is_told_so(target: str, key: str | None) -> None:
+async def test_a_body_that_exceeds_its_timeout_is_rejected(target: str, key: str | None) -> None:
     shop = Shop(policy=Policy(body_timeout=0.01))
     lending(shop)
     reply = await trickling(shop, target, key=key).run()
@@ -108,7 +108,7 @@ async def test_a_body_that_does_not_come_in_time_is_told_so(target: str, key: st
     assert (await shop.send(target, {"item": "tea"})).status == 200  # the key was not used
 
 
-async def test_the_limit_holds_where_the_framework_reads_the_body() -> None:
+async def test_the_timeout_applies_when_the_framework_reads_the_body() -> None:
     shop = Shop(policy=Policy(body_timeout=0.01))
 
     @shop.post(effects=LOCAL)
@@ -121,7 +121,7 @@ async def test_the_limit_holds_where_the_framework_reads_the_body() -> None:
 
 
 @pytest.mark.parametrize("effects", [INLINE, LOCAL])
-async def test_the_limit_holds_where_the_claim_reads_the_body(effects: Any) -> None:
+async def test_the_timeout_applies_when_the_claim_reads_the_body(effects: Any) -> None:
     shop = Shop()
 
     @shop.post(effects=effects, body_timeout=0.01)
@@ -133,7 +133,7 @@ async def test_the_limit_holds_where_the_claim_reads_the_body(effects: Any) -> N
     assert shop.ledger.log == []
 
 
-async def test_the_limit_holds_for_routes_that_are_enrolled_by_path() -> None:
+async def test_the_timeout_applies_to_routes_enrolled_by_path() -> None:
     once = LedgerOnce(Ledger())
 
     async def legacy(request: Request) -> JSONResponse:
@@ -146,7 +146,7 @@ async def test_the_limit_holds_for_routes_that_are_enrolled_by_path() -> None:
     assert (reply.status, reply.code) == SLOW
 
 
-async def test_a_refusal_of_the_authentication_comes_first() -> None:
+async def test_authentication_errors_precede_the_body_timeout() -> None:
     """Whose body it was that took too long need not be known."""
     shop = Shop(policy=Policy(body_timeout=0.01))
 
@@ -159,7 +159,7 @@ async def test_a_refusal_of_the_authentication_comes_first() -> None:
     assert (await trickling(shop, "/orders").run()).status == 401
 
 
-async def test_other_routes_may_take_their_time() -> None:
+async def test_unprotected_routes_have_no_body_timeout() -> None:
     """A stream that nobody protects is none of our business, with a key or without."""
     shop = Shop(policy=Policy(body_timeout=0.01))
 
@@ -176,7 +176,7 @@ async def test_other_routes_may_take_their_time() -> None:
         assert (await request).json() == 14
 
 
-async def test_only_waiting_counts() -> None:
+async def test_handler_time_does_not_count_toward_the_body_timeout() -> None:
     """What the application does between two pieces is not the client's delay."""
     shop = Shop(policy=Policy(body_timeout=0.05))
 
@@ -191,7 +191,7 @@ async def test_only_waiting_counts() -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, None])
-async def test_a_client_that_leaves_in_the_middle_of_its_body_is_not_an_error(key: str | None) -> None:
+async def test_a_disconnect_within_the_body_is_not_an_error(key: str | None) -> None:
     shop = Shop()
     lending(shop)
     caller = trickling(shop, "/lent", key=key)
@@ -238,7 +238,7 @@ async def test_slow_clients_do_not_stop_the_others(tables_dsn: str) -> None:
 
 
 @pytest.mark.parametrize("effects", [INLINE, PHASED])
-async def test_a_session_is_not_lent_before_the_body_is_there(tables_dsn: str, effects: Any) -> None:
+async def test_no_session_is_opened_before_the_body_arrives(tables_dsn: str, effects: Any) -> None:
     def routes(shop: SqlShop) -> None:
         async def user(session: shop.session) -> None:
             await session.connection()

@@ -88,7 +88,7 @@ async def test_rows_and_record_are_one_commit(dsn: str, dialect: str) -> None:
         assert shop.runs == ["tea"]
 
 
-async def test_what_is_not_flushed_yet_is_flushed_before_the_settlement(dsn: str, dialect: str) -> None:
+async def test_pending_objects_are_flushed_before_the_settlement(dsn: str, dialect: str) -> None:
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
         async def create(order: OrderIn, session: shop.session) -> None:
@@ -99,7 +99,7 @@ async def test_what_is_not_flushed_yet_is_flushed_before_the_settlement(dsn: str
         assert await shop.in_one_commit()
 
 
-async def test_a_commit_of_the_session_is_a_flush(dsn: str, dialect: str) -> None:
+async def test_session_commit_only_flushes_in_a_local_handler(dsn: str, dialect: str) -> None:
     # apishape 3, L5: zero extra statements, one COMMIT for everything
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
@@ -117,7 +117,7 @@ async def test_a_commit_of_the_session_is_a_flush(dsn: str, dialect: str) -> Non
         assert await shop.in_one_commit()
 
 
-async def test_a_success_after_a_rollback_of_the_session_is_refused(
+async def test_a_success_after_session_rollback_returns_500(
     dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # apishape 3, 9, L5: the rows are gone, so there is nothing to tell success of
@@ -160,7 +160,7 @@ async def test_a_second_transaction_of_the_session_cannot_commit(dsn: str, diale
         assert await shop.states() == []  # nothing of it ever happened
 
 
-async def test_a_rollback_of_a_session_that_did_nothing_does_nothing(dsn: str, dialect: str) -> None:
+async def test_rolling_back_an_unused_session_has_no_effect(dsn: str, dialect: str) -> None:
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
         async def create(order: OrderIn, session: shop.session) -> None:
@@ -173,7 +173,7 @@ async def test_a_rollback_of_a_session_that_did_nothing_does_nothing(dsn: str, d
 
 
 @pytest.mark.parametrize("how", ["session.rollback", "failed flush", "failed statement"])
-async def test_a_final_no_is_stored_without_the_rows(dsn: str, dialect: str, how: str) -> None:
+async def test_a_409_after_session_rollback_is_stored_without_rows(dsn: str, dialect: str, how: str) -> None:
     # L6: a handler that looks after its own failure and returns a 4xx has its answer stored alone
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
@@ -234,7 +234,7 @@ on_mariadb = pytest.mark.parametrize("place", [("mariadb", "aiomysql"), ("mysql"
         ({"connect_args": {"charset": "latin1"}}, "charset=utf8mb4"),
     ],
 )
-async def test_sessions_that_would_change_what_is_stored_are_refused_at_the_start(
+async def test_engines_with_lossy_settings_are_rejected_at_startup(
     dsn: str, dialect: str, options: dict[str, Any], sentence: str
 ) -> None:
     engine = engine_for(dsn, dialect, **options)
@@ -245,7 +245,7 @@ async def test_sessions_that_would_change_what_is_stored_are_refused_at_the_star
 
 
 @on_mariadb
-async def test_what_a_handler_leaves_in_its_session_is_gone(dsn: str, dialect: str) -> None:
+async def test_session_state_is_reset_between_requests(dsn: str, dialect: str) -> None:
     clean = "SELECT @@time_zone = 'SYSTEM' AND @mine IS NULL AND @@autocommit = 0 AND @@sql_mode LIKE '%ANSI%'"
 
     def routes(shop: SqlShop) -> None:
@@ -266,7 +266,7 @@ async def test_what_a_handler_leaves_in_its_session_is_gone(dsn: str, dialect: s
 @pytest.mark.parametrize(
     ("chosen", "expected"), [({}, "READ-COMMITTED"), ({"isolation_level": "SERIALIZABLE"}, "SERIALIZABLE")]
 )
-async def test_handlers_read_what_is_committed_unless_the_engine_says_otherwise(
+async def test_handlers_use_read_committed_unless_the_engine_overrides(
     dsn: str, dialect: str, chosen: dict[str, Any], expected: str
 ) -> None:
     """A phantom tells the isolation: what another one commits in between is seen, or it has to wait."""
@@ -288,7 +288,7 @@ async def test_handlers_read_what_is_committed_unless_the_engine_says_otherwise(
     assert seen == ([0, 1] if expected == "READ-COMMITTED" else [0, 0])
 
 
-async def test_a_savepoint_may_fail(dsn: str, dialect: str) -> None:
+async def test_a_failed_savepoint_does_not_fail_the_request(dsn: str, dialect: str) -> None:
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
         async def create(order: OrderIn, session: shop.session) -> None:
@@ -333,7 +333,7 @@ async def test_an_integrity_error_reaches_the_application(dsn: str, dialect: str
 
 
 @on_postgres
-async def test_a_deferred_constraint_that_fails_at_commit_is_a_rollback(dsn: str, dialect: str) -> None:
+async def test_a_deferred_constraint_failure_at_commit_rolls_back(dsn: str, dialect: str) -> None:
     # F20, L5: a server error at COMMIT is definite
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL)
@@ -351,7 +351,7 @@ async def test_a_deferred_constraint_that_fails_at_commit_is_a_rollback(dsn: str
         assert await shop.items() == ["tea"]
 
 
-async def test_the_classic_session_dependency_is_warned_of(
+async def test_a_plain_session_dependency_logs_a_warning(
     dsn: str, dialect: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     # apishape 3: its commit comes after the answer was stored and sent; this is the trap that once.session closes
@@ -379,7 +379,7 @@ async def test_the_classic_session_dependency_is_warned_of(
             assert (await shop.send()).replayed
 
 
-async def test_validation_may_fail_after_the_session_was_opened(dsn: str, dialect: str) -> None:
+async def test_a_validation_error_closes_the_open_session(dsn: str, dialect: str) -> None:
     # apishape 9: dependency opened a transaction, validation fails, no leak
     def routes(shop: SqlShop) -> None:
         async def user(session: shop.session) -> str:
@@ -397,7 +397,7 @@ async def test_validation_may_fail_after_the_session_was_opened(dsn: str, dialec
         assert await shop.states() == []
 
 
-async def test_authentication_reads_through_the_session_of_the_business(dsn: str, dialect: str) -> None:
+async def test_authentication_and_handler_share_one_session(dsn: str, dialect: str) -> None:
     # R186, R198: it comes before the claim, and a refusal of it stores nothing and keeps nothing
     def routes(shop: SqlShop) -> None:
         async def user(request: Request, session: shop.session) -> str:
@@ -432,7 +432,7 @@ async def test_replays_and_refusals_hold_no_connection_when_they_are_sent(dsn: s
         assert set(held) == {0}
 
 
-async def test_a_connection_goes_back_before_what_follows_the_handler(dsn: str, dialect: str) -> None:
+async def test_a_replay_releases_its_connection_before_dependencies_end(dsn: str, dialect: str) -> None:
     """The dependency's end runs after a replay was decided: nothing is held for it."""
     held: list[int] = []
 
@@ -456,7 +456,7 @@ async def test_a_connection_goes_back_before_what_follows_the_handler(dsn: str, 
 
 
 @on_mysql_too
-async def test_three_at_once(dsn: str, dialect: str) -> None:
+async def test_two_concurrent_duplicates_receive_409(dsn: str, dialect: str) -> None:
     # R69, E4: a duplicate in flight is told so at once
     entered, go = asyncio.Event(), asyncio.Event()
 
@@ -478,7 +478,7 @@ async def test_three_at_once(dsn: str, dialect: str) -> None:
         assert await shop.items() == ["tea"]
 
 
-async def test_a_small_pool_serves_many(dsn: str, dialect: str) -> None:
+async def test_a_small_pool_serves_many_requests(dsn: str, dialect: str) -> None:
     """Every handler holds a connection before its claim needs another: one is kept free for claims."""
 
     def routes(shop: SqlShop) -> None:
@@ -496,7 +496,7 @@ async def test_a_small_pool_serves_many(dsn: str, dialect: str) -> None:
         assert sorted(await shop.items()) == sorted(item for _, item in wanted)
 
 
-async def test_a_pool_that_is_used_up_is_an_outage(dsn: str, dialect: str) -> None:
+async def test_an_exhausted_pool_returns_503(dsn: str, dialect: str) -> None:
     # R110: 503 before anything ran
     entered, go = asyncio.Event(), asyncio.Event()
 
@@ -541,7 +541,7 @@ async def test_a_request_may_be_cancelled_at_every_await(dsn: str, dialect: str)
 
 @on_mysql_too
 @pytest.mark.parametrize("arrives", [True, False])
-async def test_a_lost_commit_is_found_out(dsn: str, dialect: str, arrives: bool) -> None:
+async def test_a_lost_commit_is_verified_on_sqlalchemy(dsn: str, dialect: str, arrives: bool) -> None:
     # P7, F8: the answer comes from the record, never from memory
     with Proxy.before(dsn) as proxy:
         async with opened(through(dsn, proxy.port), dialect, ordering) as shop:
@@ -558,7 +558,7 @@ async def test_a_lost_commit_is_found_out(dsn: str, dialect: str, arrives: bool)
             assert len(shop.runs) == (1 if arrives else 2)
 
 
-async def test_a_database_that_is_down_is_told_before_anything_ran(dsn: str, dialect: str) -> None:
+async def test_a_database_outage_returns_503_before_the_handler_runs(dsn: str, dialect: str) -> None:
     # R110, also where a dependency finds it out before the claim
     with Proxy.before(dsn) as proxy:
         async with opened(through(dsn, proxy.port), dialect, ordering) as shop:
@@ -601,7 +601,7 @@ async def test_other_routes_get_an_ordinary_session(dsn: str, dialect: str) -> N
         assert shop.lent == 0
 
 
-async def test_without_a_key_the_rows_still_commit_with_the_handler(dsn: str, dialect: str) -> None:
+async def test_keyless_requests_commit_rows_with_the_handler(dsn: str, dialect: str) -> None:
     # L6: what is returned commits, what is raised does not
     def routes(shop: SqlShop) -> None:
         @shop.post(effects=LOCAL, require_key=False)
@@ -623,7 +623,7 @@ async def test_without_a_key_the_rows_still_commit_with_the_handler(dsn: str, di
         assert shop.lent == 0
 
 
-async def test_the_tenant_may_be_read_through_the_session(dsn: str, dialect: str) -> None:
+async def test_the_tenant_function_may_use_the_session(dsn: str, dialect: str) -> None:
     shops: list[SqlShop] = []
 
     async def tenant(request: Request) -> str:
@@ -650,7 +650,7 @@ async def test_the_tenant_may_be_read_through_the_session(dsn: str, dialect: str
     [("tea", 60, 3, 201), ("bad", 1, 0, 409)],  # who waits is given the answer, and does not run in its place
     ids=["answered", "failed"],
 )
-async def test_waiting_for_the_first_request_holds_no_connection(  # noqa: PLR0917
+async def test_a_waiting_duplicate_holds_no_connection(  # noqa: PLR0917
     dsn: str, dialect: str, item: str, longest: int, looks: int, status: int
 ) -> None:
     # L8
@@ -679,7 +679,7 @@ async def test_waiting_for_the_first_request_holds_no_connection(  # noqa: PLR09
         assert await shop.items() == (["tea"] if item == "tea" else [])
 
 
-async def test_a_policy_and_the_engine_stay_the_applications(dsn: str, dialect: str) -> None:
+async def test_stopping_once_does_not_dispose_the_engine(dsn: str, dialect: str) -> None:
     async with opened(dsn, dialect, ordering, policy=Policy(namespace="shop")) as shop:
         assert (await shop.send()).status == 201
         await shop.once.stop()

@@ -33,7 +33,7 @@ def serve(shop: Shop, path: str, endpoint: Any, **about: Any) -> None:
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_a_plain_starlette_application(effects: Any) -> None:
+async def test_a_starlette_endpoint_is_protected(effects: Any) -> None:
     shop = starlette_shop()
 
     @shop.once.protect(effects=effects)
@@ -54,7 +54,7 @@ async def test_a_plain_starlette_application(effects: Any) -> None:
     assert (status.status, status.json()["state"]) == (200, "completed")
 
 
-async def test_a_plain_def_endpoint_of_starlette() -> None:
+async def test_a_def_endpoint_of_starlette_is_protected() -> None:
     shop = starlette_shop()
 
     @shop.once.protect(effects=LOCAL)
@@ -67,7 +67,7 @@ async def test_a_plain_def_endpoint_of_starlette() -> None:
     assert shop.ledger.rows == ["row"]
 
 
-async def test_methods_of_a_class_based_endpoint(caplog: pytest.LogCaptureFixture) -> None:
+async def test_class_based_endpoint_methods_are_protected(caplog: pytest.LogCaptureFixture) -> None:
     # apishape 0
     shop = starlette_shop()
 
@@ -108,7 +108,7 @@ async def test_routes_in_a_mount_are_found(caplog: pytest.LogCaptureFixture) -> 
     assert (await shop.send("/v1/orders")).replayed
 
 
-async def test_a_starlette_route_with_its_protection_above_is_found() -> None:
+async def test_protection_above_a_starlette_route_is_rejected() -> None:
     shop = starlette_shop()
 
     async def create(request: Request) -> Response:
@@ -120,7 +120,7 @@ async def test_a_starlette_route_with_its_protection_above_is_found() -> None:
         await shop.once.start(shop.app)
 
 
-async def test_authentication_as_middleware_comes_before_the_key() -> None:
+async def test_authentication_middleware_runs_before_the_key_check() -> None:
     # R20, R186
     class Backend:
         async def authenticate(self, conn: Any) -> Any:
@@ -141,7 +141,7 @@ async def test_authentication_as_middleware_comes_before_the_key() -> None:
     assert shop.runs == ["ann", "bob"]
 
 
-async def test_an_http_exception_of_starlette() -> None:
+async def test_a_starlette_http_exception_is_stored_and_rolls_back() -> None:
     # L6
     shop = starlette_shop()
 
@@ -155,7 +155,7 @@ async def test_an_http_exception_of_starlette() -> None:
     assert (first.status, again.body, again.replayed, shop.ledger.rows) == (402, first.body, True, [])
 
 
-async def test_websockets_pass() -> None:
+async def test_websockets_pass_through_untouched() -> None:
     outer, inner = starlette_shop(), starlette_shop()
     seen: list[Any] = []
 
@@ -243,7 +243,7 @@ async def test_any_application_can_be_protected_by_its_paths() -> None:
         ("DELETE /orders/{id}", "DELETE", "/orders/7", True),
     ],
 )
-async def test_which_requests_a_pattern_means(pattern: str, method: str, path: str, enrolled: bool) -> None:
+async def test_a_pattern_matches_its_method_and_path(pattern: str, method: str, path: str, enrolled: bool) -> None:
     # C27: a method that a pattern names is opted in by that
     _, app, ledger = by_path(pattern)
     replies = [await call(app, method, path, headers=keyed()) for _ in range(2)]
@@ -258,7 +258,7 @@ async def test_the_first_pattern_that_matches_wins() -> None:
     assert sorted(record["operation"] for record in ledger.records) == ["legacy 0", "legacy 1"]
 
 
-async def test_an_optional_key_by_path() -> None:
+async def test_an_optional_key_may_be_omitted_by_path() -> None:
     # R12
     legacy, app, ledger = by_path("POST /orders", require_key=False)
     for _ in range(2):
@@ -269,7 +269,7 @@ async def test_an_optional_key_by_path() -> None:
 @pytest.mark.parametrize(
     ("status", "state"), [(201, "completed"), (404, "completed"), (401, "unknown"), (503, "unknown")]
 )
-async def test_where_the_application_begins_to_execute_cannot_be_seen_from_outside(status: int, state: str) -> None:
+async def test_a_401_by_path_leaves_an_unknown_outcome(status: int, state: str) -> None:
     # adr 0007, P4
     legacy, app, ledger = by_path("POST /orders")
     legacy.status = status
@@ -279,7 +279,7 @@ async def test_where_the_application_begins_to_execute_cannot_be_seen_from_outsi
     assert ledger.record["state"] == state
 
 
-async def test_statuses_that_mean_that_nothing_was_executed() -> None:
+async def test_not_executed_statuses_allow_a_retry() -> None:
     # R72, R73: the way to say it for code that cannot be decorated
     legacy, app, ledger = by_path("POST /orders", not_executed_statuses={401, 422, 429})
     legacy.status = 401
@@ -289,7 +289,7 @@ async def test_statuses_that_mean_that_nothing_was_executed() -> None:
     assert (await call(app, "POST", "/orders", headers=keyed())).status == 201
 
 
-async def test_a_large_request_by_path_is_refused_without_reading_it_all() -> None:
+async def test_an_oversized_request_by_path_is_rejected_early() -> None:
     # peers 12
     legacy, app, _ = by_path("POST /orders", max_request_bytes=10)
     caller = Caller(app, "POST", "/orders", headers=keyed(), body=[b"x" * 20] + [b"x"] * 50)
@@ -315,7 +315,7 @@ async def test_a_starlette_application_may_enrol_by_path_too() -> None:
     assert [(await call(app, "POST", "/legacy", headers=keyed())).replayed for _ in range(2)] == [False, True]
 
 
-async def test_a_handler_that_is_enrolled_by_path_and_by_decorator_is_named() -> None:
+async def test_enrolling_a_handler_by_path_and_decorator_is_rejected() -> None:
     # it would claim its key from itself
     once = LedgerOnce(Ledger())
 
@@ -330,7 +330,7 @@ async def test_a_handler_that_is_enrolled_by_path_and_by_decorator_is_named() ->
 
 
 @pytest.mark.parametrize("inner", [Starlette(), Legacy()])
-async def test_an_application_behind_asgi_is_started_without_the_checks_of_an_installation(inner: Any) -> None:
+async def test_startup_behind_once_asgi_skips_the_install_checks(inner: Any) -> None:
     once = LedgerOnce(Ledger())
     once.asgi(inner, tenant=lambda _: "acme", enrol={})
     async with once.lifespan(inner):
@@ -338,7 +338,7 @@ async def test_an_application_behind_asgi_is_started_without_the_checks_of_an_in
     assert once.ledger.log == ["close"]
 
 
-async def test_a_decorated_handler_behind_asgi_needs_the_installation() -> None:
+async def test_a_decorated_handler_behind_once_asgi_raises() -> None:
     once = LedgerOnce(Ledger())
 
     @once.protect(effects=INLINE)

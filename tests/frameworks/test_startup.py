@@ -51,14 +51,14 @@ def sentence(raised: Any) -> str:
 @pytest.mark.parametrize(
     ("store", "said"),
     [
-        ("oracle://", "there is no store for oracle: keys are kept in "),
-        ("shop.db", "'shop.db' is no store: say memory:"),
+        ("oracle://", "there is no store for oracle: keys can be stored in "),
+        ("shop.db", "'shop.db' is not a store: use memory:"),
         ("sqlite://shop.db", "a SQLite store is a file: sqlite:///relative.db (three slashes)"),
-        ("", "'' is no store"),
+        ("", "'' is not a store"),
         (7, "a store is a URL or a SQLAlchemy engine"),
     ],
 )
-def test_a_store_that_there_is_not(store: Any, said: str) -> None:
+def test_an_unknown_store_url_is_rejected(store: Any, said: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         Once(store)
     assert said in sentence(raised)
@@ -73,15 +73,15 @@ class Oracle:
     sync_engine = None
 
 
-def test_an_engine_of_a_database_that_there_is_no_store_for() -> None:
+def test_an_engine_of_an_unsupported_database_is_rejected() -> None:
     kind = type("AsyncEngine", (Oracle,), {"__module__": "sqlalchemy.ext.asyncio.engine"})
     with pytest.raises(ConfigurationError) as raised:
         Once(kind())
-    assert "there is no store for oracle: make the engine for" in sentence(raised)
+    assert "there is no store for oracle: create the engine for" in sentence(raised)
     Once(create_async_engine("postgresql+asyncpg://nowhere/nothing"))
 
 
-def test_a_setting_that_there_is_not() -> None:
+def test_an_unknown_policy_setting_is_rejected() -> None:
     with pytest.raises(ConfigurationError) as raised:
         Policy(leas=3)
     assert sentence(raised) == "leas is not a setting; the closest one is lease"
@@ -101,19 +101,19 @@ def test_a_setting_that_there_is_not() -> None:
         ({"effects": PHASED, "not_executed_statuses": {401}}, "it is for INLINE"),
     ],
 )
-def test_an_option_that_nothing_would_read(options: dict[str, Any], said: str) -> None:
+def test_an_option_without_effect_is_rejected(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         Once("memory:").protect(**options)
     assert said in sentence(raised)
 
 
-def test_an_option_of_a_path_that_nothing_would_read() -> None:
+def test_a_by_path_option_without_effect_is_rejected() -> None:
     with pytest.raises(ConfigurationError) as raised:
         Once("memory:").by_path(effects=INLINE, operation="x", complete=True)  # type: ignore[call-arg]
     assert "complete has no effect with effects=INLINE" in sentence(raised)
 
 
-def test_an_operation_without_an_annotation() -> None:
+def test_an_op_parameter_without_annotation_is_rejected() -> None:
     once = Once("memory:")
     with pytest.raises(ConfigurationError) as raised:
 
@@ -130,14 +130,14 @@ def test_an_operation_without_an_annotation() -> None:
     async def calculate(op: str) -> None: ...  # the handler's own
 
 
-def test_an_option_of_an_installation_that_there_is_not() -> None:
+def test_an_unknown_install_option_is_rejected() -> None:
     with pytest.raises(ConfigurationError) as raised:
         Once("memory:").install(FastAPI(), tennant=SINGLE_TENANT)  # type: ignore[call-arg]
     assert sentence(raised) == "once.install takes no tennant; the closest is tenant"
 
 
 @pytest.mark.parametrize("tenant", ["acme", 7])
-def test_a_tenant_that_is_no_function(tenant: Any) -> None:
+def test_a_tenant_that_is_not_callable_is_rejected(tenant: Any) -> None:
     with pytest.raises(ConfigurationError) as raised:
         Once("memory:").install(FastAPI(), tenant=tenant)
     assert "takes a function of the request that returns a string, or, in FastAPI, Depends(...)" in sentence(raised)
@@ -208,7 +208,7 @@ def watched(tmp_path: Any, framework: str) -> tuple[Once, Any, list[str]]:
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "starlette"])
-def test_an_installed_once_lives_around_the_applications_own_lifespan(tmp_path: Any, framework: str) -> None:
+def test_once_starts_before_and_stops_after_the_application(tmp_path: Any, framework: str) -> None:
     # On a real server: the store is open for the application's start and stop, and all of ours ends before the latter.
     once, app, events = watched(tmp_path, framework)
     once.install(app, tenant=SINGLE_TENANT)
@@ -226,7 +226,7 @@ def test_an_installed_once_lives_around_the_applications_own_lifespan(tmp_path: 
 
 
 @pytest.mark.parametrize("framework", ["fastapi", "starlette"])
-async def test_a_lifespan_that_is_given_by_hand_as_well(
+async def test_an_explicit_lifespan_starts_once_only_once(
     tmp_path: Any, framework: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make: Any = FastAPI if framework == "fastapi" else Starlette
@@ -243,7 +243,7 @@ async def test_a_lifespan_that_is_given_by_hand_as_well(
     assert checks == [1]
 
 
-async def test_two_of_them_live_in_one_application(tmp_path: Any) -> None:
+async def test_two_once_instances_share_one_application_lifespan(tmp_path: Any) -> None:
     app, first, second = FastAPI(), Once("memory:"), Once("memory:", policy=Policy(docs_url="/other"))
     first.install(app, tenant=SINGLE_TENANT)
     second.install(app, tenant=SINGLE_TENANT, status=None)
@@ -272,7 +272,7 @@ async def test_workers_run_only_while_the_application_does(tmp_path: Any) -> Non
     assert seen == [False, True, False]
 
 
-async def test_a_start_that_failed_is_tried_in_full_again(tmp_path: Any) -> None:
+async def test_a_failed_start_is_repeated_in_full(tmp_path: Any) -> None:
     once = Once(f"sqlite:///{tmp_path}/a.db")
     for _ in range(2):
         with pytest.raises(SchemaError, match="oncekey migrate up"):
@@ -280,7 +280,7 @@ async def test_a_start_that_failed_is_tried_in_full_again(tmp_path: Any) -> None
         assert not once.running
 
 
-async def test_a_lifespan_that_was_replaced_is_told_to_the_server() -> None:
+async def test_a_replaced_lifespan_fails_the_startup() -> None:
     once, app = Once("memory:"), FastAPI()
     own = app.router.lifespan_context
     once.install(app, tenant=SINGLE_TENANT)
@@ -293,7 +293,7 @@ async def test_a_lifespan_that_was_replaced_is_told_to_the_server() -> None:
     assert "once.lifespan is not running" in message
 
 
-def test_a_server_that_runs_no_lifespan(
+def test_a_server_without_lifespan_returns_500_and_logs_why(
     tmp_path: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     once, app, events = watched(tmp_path, "starlette")
@@ -306,7 +306,7 @@ def test_a_server_that_runs_no_lifespan(
     assert "let the server run the application's lifespan (uvicorn: without `--lifespan off`)" in caplog.text
 
 
-async def test_a_lifespan_that_was_forgotten_by_a_test_is_said_at_the_request(tmp_path: Any) -> None:
+async def test_a_request_without_a_started_lifespan_raises(tmp_path: Any) -> None:
     # A server's start-up is not there to say it; a 503 for tables that nobody made would say something else.
     once, app = Once(f"sqlite:///{tmp_path / 'a.db'}", migrate=True), FastAPI(lifespan=None)
     once.install(app, tenant=SINGLE_TENANT)
@@ -319,7 +319,7 @@ async def test_a_lifespan_that_was_forgotten_by_a_test_is_said_at_the_request(tm
     assert runs == [1]
 
 
-async def test_a_mounted_applications_forgotten_lifespan(tmp_path: Any) -> None:
+async def test_a_mounted_application_without_lifespan_fails_the_startup(tmp_path: Any) -> None:
     outer, inner = (Once(f"sqlite:///{tmp_path / name}.db", migrate=True) for name in ("outer", "inner"))
     app, api = FastAPI(), FastAPI()  # no server enters the second one's lifespan
     outer.install(app, tenant=SINGLE_TENANT)
@@ -358,13 +358,13 @@ async def ignores_lifespans(scope: Any, receive: Any, send: Any) -> None:
 
 
 @pytest.mark.parametrize("inner", [asserts_http, ignores_lifespans])
-async def test_an_application_without_a_lifespan_gets_ours(inner: Any) -> None:
+async def test_an_application_without_a_lifespan_gets_one(inner: Any) -> None:
     ledger = Ledger()
     assert await lived(wrapped(inner, ledger)) == [("startup.complete", ""), ("shutdown.complete", "")]
     assert ledger.log == ["close"]
 
 
-async def test_an_application_with_a_lifespan_runs_inside_of_ours() -> None:
+async def test_an_application_lifespan_runs_inside_oncekeys() -> None:
     ledger, events = Ledger(), []
 
     @asynccontextmanager
@@ -379,7 +379,7 @@ async def test_an_application_with_a_lifespan_runs_inside_of_ours() -> None:
     assert (events, ledger.log) == (["begins", ("ends", [])], ["close"])
 
 
-async def test_an_application_that_says_that_it_cannot_start_is_believed() -> None:
+async def test_a_failed_application_startup_is_forwarded() -> None:
     ledger = Ledger()
 
     async def fails(scope: Any, receive: Any, send: Any) -> None:
@@ -390,7 +390,7 @@ async def test_an_application_that_says_that_it_cannot_start_is_believed() -> No
     assert ledger.log == ["close"]
 
 
-async def test_an_application_that_says_that_it_cannot_stop_is_believed() -> None:
+async def test_a_failed_application_shutdown_is_forwarded() -> None:
     async def fails(scope: Any, receive: Any, send: Any) -> None:
         await receive()
         await send({"type": "lifespan.startup.complete"})
@@ -401,7 +401,7 @@ async def test_an_application_that_says_that_it_cannot_stop_is_believed() -> Non
     assert await lived(wrapped(fails, Ledger())) == [("startup.complete", ""), ("shutdown.failed", "lost")]
 
 
-async def test_a_check_of_ours_that_fails_is_told_to_the_server(tmp_path: Any) -> None:
+async def test_a_failed_schema_check_fails_the_startup(tmp_path: Any) -> None:
     once = Once(f"sqlite:///{tmp_path / 'a.db'}")  # nobody made the tables
     said: list[Any] = []
     with pytest.raises(SchemaError, match="oncekey migrate up"):
@@ -411,7 +411,7 @@ async def test_a_check_of_ours_that_fails_is_told_to_the_server(tmp_path: Any) -
     assert "oncekey migrate up" in message
 
 
-def test_an_application_behind_asgi_over_a_real_socket(tmp_path: Any) -> None:
+def test_once_asgi_serves_an_application_over_a_socket(tmp_path: Any) -> None:
     runs: list[int] = []
 
     async def bare(scope: Any, receive: Any, send: Any) -> None:
@@ -440,7 +440,7 @@ def test_an_application_behind_asgi_over_a_real_socket(tmp_path: Any) -> None:
         ("PUT /files/{name}", "/files/{id:uuid}", ["PUT"]),
     ],
 )
-async def test_a_pattern_that_a_route_matches(pattern: str, path: str, methods: list[str]) -> None:
+async def test_a_pattern_that_matches_a_route_is_accepted(pattern: str, path: str, methods: list[str]) -> None:
     once, app = LedgerOnce(Ledger()), FastAPI()
     once.install(app, tenant=tenant_of, enrol={pattern: once.by_path(effects=INLINE, operation="x")})
     app.add_api_route(path, lambda: None, methods=methods)
@@ -448,7 +448,7 @@ async def test_a_pattern_that_a_route_matches(pattern: str, path: str, methods: 
 
 
 @pytest.mark.parametrize("pattern", ["POST /order", "PUT /orders", "POST /api/orders", "POST /orders/", "POST /v1/x"])
-async def test_a_pattern_that_no_route_matches_is_said_at_start_up(pattern: str) -> None:
+async def test_a_pattern_without_a_matching_route_is_rejected(pattern: str) -> None:
     # it would protect nothing
     once, app = LedgerOnce(Ledger()), FastAPI()
     once.install(app, tenant=tenant_of, enrol={pattern: once.by_path(effects=INLINE, operation="x")})
@@ -462,7 +462,7 @@ async def test_a_pattern_that_no_route_matches_is_said_at_start_up(pattern: str)
 @pytest.mark.parametrize(
     ("pattern", "path"), [("POST /orders/7", "/orders/{order:int}"), ("POST /a/b/c", "/{rest:path}")]
 )
-async def test_a_pattern_for_one_value_of_a_parameter_is_refused(pattern: str, path: str) -> None:
+async def test_a_pattern_with_a_literal_parameter_value_is_rejected(pattern: str, path: str) -> None:
     # the route serves other spellings of the same value: /orders/007
     once, app = LedgerOnce(Ledger()), FastAPI()
     once.install(app, tenant=tenant_of, enrol={pattern: once.by_path(effects=INLINE, operation="x")})
@@ -471,7 +471,7 @@ async def test_a_pattern_for_one_value_of_a_parameter_is_refused(pattern: str, p
         await once.start(app)
 
 
-async def test_a_pattern_for_what_is_mounted_and_has_no_routes_is_believed() -> None:
+async def test_a_pattern_below_an_opaque_mount_is_accepted() -> None:
     once, app = LedgerOnce(Ledger()), FastAPI()
     enrolment = once.by_path(effects=INLINE, operation="x")
     once.install(app, tenant=tenant_of, enrol={"POST /old/pay": enrolment})
@@ -491,7 +491,7 @@ async def test_a_pattern_for_what_is_mounted_and_has_no_routes_is_believed() -> 
         ("/api/", "/api/orders"),
     ],
 )
-async def test_paths_are_those_of_the_application_itself(wrap: str, root: str, path: str) -> None:
+async def test_patterns_match_paths_without_the_root_path(wrap: str, root: str, path: str) -> None:
     # R11, R32
     once, runs = LedgerOnce(Ledger()), []
     app = FastAPI()
@@ -517,7 +517,7 @@ async def test_paths_are_those_of_the_application_itself(wrap: str, root: str, p
     assert runs == [1]
 
 
-async def test_a_path_that_only_begins_like_the_root_is_another_one() -> None:
+async def test_a_path_sharing_a_root_path_prefix_is_kept() -> None:
     once, seen = LedgerOnce(Ledger()), []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

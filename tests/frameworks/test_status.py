@@ -33,7 +33,7 @@ async def status(shop: Shop, key: str = KEY, **request: Any) -> Any:
     return await shop.send(f"/idempotency-keys/{key}", method="GET", key=None, **request)
 
 
-async def test_a_finished_operation_shows_its_stored_answer() -> None:
+async def test_a_completed_operation_shows_its_stored_response() -> None:
     # R84
     shop = ordering()
     await shop.send("/orders")
@@ -47,13 +47,13 @@ async def test_a_finished_operation_shows_its_stored_answer() -> None:
     assert said["expires_at"].endswith("Z")
 
 
-async def test_a_binary_answer_is_shown_encoded() -> None:
+async def test_a_binary_body_is_shown_in_base64() -> None:
     shop = ordering()
     await shop.send("/orders?way=binary")
     assert (await status(shop)).json()["response"]["body_base64"] == "//4="
 
 
-async def test_a_tombstone_says_that_its_body_was_not_kept() -> None:
+async def test_an_oversized_response_is_shown_as_not_stored() -> None:
     # A4
     shop = ordering(policy=Policy(max_response_bytes=3))
     await shop.send("/orders")
@@ -62,7 +62,7 @@ async def test_a_tombstone_says_that_its_body_was_not_kept() -> None:
 
 
 @pytest.mark.parametrize(("effects", "state"), [(LOCAL, "failed_retryable"), (INLINE, "unknown")])
-async def test_a_failed_operation_says_how_it_stands_and_no_more(effects: Any, state: str) -> None:
+async def test_a_failed_operation_shows_no_internal_fields(effects: Any, state: str) -> None:
     # R42, R84, R143
     shop = ordering(effects)
     await shop.send("/orders?way=crash")
@@ -73,7 +73,7 @@ async def test_a_failed_operation_says_how_it_stands_and_no_more(effects: Any, s
         assert hidden not in reply.body.decode()
 
 
-async def test_a_running_operation_says_when_to_ask_again() -> None:
+async def test_a_running_operation_has_a_retry_after_header() -> None:
     # R83, R84
     shop = Shop()
     go_on = asyncio.Event()
@@ -92,7 +92,7 @@ async def test_a_running_operation_says_when_to_ask_again() -> None:
     await task
 
 
-async def test_nobody_learns_of_a_strangers_key() -> None:
+async def test_foreign_unknown_and_expired_keys_return_the_same_404() -> None:
     # R29, R84, R194, C18: foreign, unknown and expired are one and the same answer
     shop = ordering()
     await shop.send("/orders")
@@ -108,7 +108,7 @@ async def test_nobody_learns_of_a_strangers_key() -> None:
     assert bodies[0] == bodies[1] == bodies[2]
 
 
-async def test_a_key_may_have_any_character_that_a_key_may_have() -> None:
+async def test_the_status_url_accepts_every_key_character() -> None:
     shop = ordering()
     key = "a/b?c#d%e f+g=h\\i~j.k"
     first = await shop.send("/orders", key=f'"{key}"'.replace("\\", "\\\\"))
@@ -119,7 +119,7 @@ async def test_a_key_may_have_any_character_that_a_key_may_have() -> None:
     assert (await shop.send(place, method="GET", key=None)).json()["key"] == key
 
 
-async def test_a_store_that_is_down_cannot_say() -> None:
+async def test_the_status_resource_returns_503_during_an_outage() -> None:
     # R110
     shop = ordering()
     shop.ledger.dead = True
@@ -127,7 +127,7 @@ async def test_a_store_that_is_down_cannot_say() -> None:
     assert (reply.status, reply.code, reply.header("retry-after")) == (503, "idempotency_store_unavailable", "1")
 
 
-async def test_the_status_resource_is_behind_the_applications_own_authentication() -> None:
+async def test_the_status_resource_uses_the_status_dependencies() -> None:
     # R20, R186
     def authenticate(request: Request) -> None:
         if "x-token" not in request.headers:
@@ -146,7 +146,7 @@ async def test_the_status_resource_is_behind_the_applications_own_authentication
     assert (await status(shop, headers=[("X-Token", "globex")])).status == 404
 
 
-async def test_the_status_resource_can_be_elsewhere_or_nowhere() -> None:
+async def test_the_status_path_can_be_changed_or_disabled() -> None:
     shop = Shop(status="/v1/keys/")
 
     @shop.post(effects=INLINE, max_response_bytes=0)
@@ -168,7 +168,7 @@ async def test_the_status_resource_can_be_elsewhere_or_nowhere() -> None:
     assert (await without.send(f"/idempotency-keys/{KEY}", method="GET", key=None)).status == 404
 
 
-async def test_the_place_of_the_status_resource_knows_where_the_application_is_served() -> None:
+async def test_the_status_location_includes_the_root_path() -> None:
     # root_path: behind a proxy that strips a prefix
     shop = Shop()
 
@@ -183,7 +183,7 @@ async def test_the_place_of_the_status_resource_knows_where_the_application_is_s
     assert (await shop.send(place, method="GET", key=None, root_path="/api")).status == 200
 
 
-async def test_the_place_of_the_status_resource_is_not_inside_a_mounted_application() -> None:
+async def test_the_status_location_excludes_the_mount_path() -> None:
     # a mount changes the scope's root_path in place
     shop = Shop()
     inner = FastAPI()
@@ -200,7 +200,7 @@ async def test_the_place_of_the_status_resource_is_not_inside_a_mounted_applicat
     assert (await shop.send(place, method="GET", key=None)).status == 200
 
 
-async def test_a_status_resource_for_keys_that_are_bound_to_a_principal() -> None:
+async def test_the_status_resource_respects_principal_binding() -> None:
     # R28
     shop = Shop(policy=Policy(bind_to="principal"), principal=lambda request: request.headers["x-user"])  # type: ignore[arg-type]
 
@@ -213,7 +213,7 @@ async def test_a_status_resource_for_keys_that_are_bound_to_a_principal() -> Non
     assert (await status(shop, headers=[("X-User", "bob")])).status == 404
 
 
-async def test_the_page_that_refusals_link_to_is_there() -> None:
+async def test_the_page_linked_from_refusals_exists() -> None:
     # R11, R230
     shop = ordering()
     refusal = await shop.send("/orders", key=None)

@@ -29,7 +29,7 @@ async def passed_on(request: Any, call_next: Any) -> Any:
 
 
 @pytest.mark.parametrize("spec_version", ["2.0", "2.3", "2.4"])
-async def test_a_streamed_answer_is_stored_whole(spec_version: str) -> None:
+async def test_a_streamed_response_is_stored_whole(spec_version: str) -> None:
     # peers 12: an answer in many messages is an answer
     shop = Shop()
 
@@ -54,7 +54,7 @@ async def test_a_streamed_answer_is_stored_whole(spec_version: str) -> None:
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-async def test_middleware_outside_that_sends_in_pieces_changes_nothing(layers: int) -> None:
+async def test_outer_streaming_middleware_does_not_affect_replays(layers: int) -> None:
     # peers 12: BaseHTTPMiddleware sends every answer in pieces
     shop = Shop()
     for _ in range(layers):
@@ -76,7 +76,7 @@ async def test_middleware_outside_that_sends_in_pieces_changes_nothing(layers: i
 
 
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_middleware_inside_that_sends_in_pieces_changes_nothing(effects: Any) -> None:
+async def test_inner_streaming_middleware_does_not_affect_replays(effects: Any) -> None:
     # peers 12; apishape 1: the commit may happen in another task than the claim
     shop = Shop()
 
@@ -101,7 +101,7 @@ async def test_middleware_inside_that_sends_in_pieces_changes_nothing(effects: A
     assert len(shop.ledger.rows) == (1 if effects is LOCAL else 0)
 
 
-async def test_no_background_task_runs_after_a_failed_commit_under_middleware_either() -> None:
+async def test_no_stream_background_task_runs_after_a_failed_commit() -> None:
     # apishape 3: our exception gets through task groups
     shop = Shop()
 
@@ -125,7 +125,7 @@ async def test_no_background_task_runs_after_a_failed_commit_under_middleware_ei
     assert (reply.status, reply.code, shop.runs) == (503, "idempotency_store_unavailable", [])
 
 
-async def test_a_stream_that_breaks_is_no_answer() -> None:
+async def test_a_stream_that_raises_is_not_stored() -> None:
     # F42: settled only when the last byte was produced
     for effects, state in ((LOCAL, "failed_retryable"), (INLINE, "unknown")):
         shop = Shop()
@@ -142,7 +142,7 @@ async def test_a_stream_that_breaks_is_no_answer() -> None:
         assert (reply.status, reply.body, shop.state) == (500, b"Internal Server Error", state)
 
 
-async def test_an_answer_that_is_not_finished_is_no_answer() -> None:
+async def test_an_unfinished_response_is_not_stored() -> None:
     # apishape 1: Starlette does that when it believes that the client has left
     class Half:
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -162,7 +162,7 @@ async def test_an_answer_that_is_not_finished_is_no_answer() -> None:
         assert (caller.sent, shop.state, shop.ledger.open) == ([], state, 0)
 
 
-async def test_headers_are_taken_as_they_were_said() -> None:
+async def test_headers_are_copied_when_they_are_sent() -> None:
     # apishape 1: lists are changed in place, also by applications
     class Sloppy:
         async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -185,7 +185,7 @@ async def test_headers_are_taken_as_they_were_said() -> None:
 # ------------------------------------------------------------------------------------------------------- files
 
 
-async def test_a_file_is_stored_by_its_bytes_and_not_by_its_name(tmp_path: Path) -> None:
+async def test_a_file_response_is_stored_as_bytes(tmp_path: Path) -> None:
     # apishape 1, 9: a server that can send files by their path would get the path
     file = tmp_path / "receipt.txt"
     file.write_bytes(b"receipt " * 100)
@@ -204,7 +204,7 @@ async def test_a_file_is_stored_by_its_bytes_and_not_by_its_name(tmp_path: Path)
     assert set(caller.scope["extensions"]) == {"http.response.debug"}
 
 
-async def test_a_file_without_a_key_is_still_sent_by_its_path(tmp_path: Path) -> None:
+async def test_an_unprotected_file_is_sent_with_pathsend(tmp_path: Path) -> None:
     file = tmp_path / "receipt.txt"
     file.write_bytes(b"receipt")
     shop = Shop()
@@ -218,7 +218,7 @@ async def test_a_file_without_a_key_is_still_sent_by_its_path(tmp_path: Path) ->
     assert "http.response.pathsend" in [message["type"] for message in caller.sent]
 
 
-async def test_early_hints_are_passed_on_and_belong_to_no_answer() -> None:
+async def test_early_hints_are_forwarded_and_not_stored() -> None:
     shop = Shop()
 
     class Hinting:
@@ -263,7 +263,7 @@ def large(size: int, effects: Any = LOCAL, *, streamed: bool = False, location: 
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
-async def test_an_answer_over_the_cap_is_done_and_its_body_is_not_kept(effects: Any, streamed: bool) -> None:
+async def test_an_oversized_response_completes_without_a_stored_body(effects: Any, streamed: bool) -> None:
     # R97, A4, F42; peers 12: never a second run
     shop = large(50_000, effects, streamed=streamed)
     first = await shop.send("/orders")
@@ -276,7 +276,7 @@ async def test_an_answer_over_the_cap_is_done_and_its_body_is_not_kept(effects: 
     assert shop.ledger.record["response_body"] is None
 
 
-async def test_a_tombstone_without_a_place_of_its_own_names_the_status_resource() -> None:
+async def test_an_unstored_response_links_to_the_status_resource() -> None:
     shop = large(5000, location=None)
     await shop.send("/orders")
     assert (await shop.send("/orders")).header("location") == f"/idempotency-keys/{KEY}"
@@ -284,14 +284,14 @@ async def test_a_tombstone_without_a_place_of_its_own_names_the_status_resource(
 
 @pytest.mark.parametrize(("size", "stored"), [(1000, True), (1001, False)])
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_the_cap_is_what_fits(size: int, stored: bool, streamed: bool) -> None:
+async def test_a_response_of_exactly_the_limit_is_stored(size: int, stored: bool, streamed: bool) -> None:
     # R97
     shop = large(size, streamed=streamed)
     assert len((await shop.send("/orders")).body) == size
     assert (await shop.send("/orders")).status == (201 if stored else 409)
 
 
-async def test_the_first_caller_of_a_large_answer_gets_it_after_it_is_settled() -> None:
+async def test_a_large_response_is_sent_after_it_is_settled() -> None:
     # A4
     shop = large(50_000)
     states: list[Any] = []
@@ -301,7 +301,7 @@ async def test_the_first_caller_of_a_large_answer_gets_it_after_it_is_settled() 
 
 @pytest.mark.parametrize(("effects", "state"), [(LOCAL, "failed_retryable"), (INLINE, "unknown")])
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_an_answer_over_the_spool_cannot_be_one(effects: Any, state: str, streamed: bool) -> None:
+async def test_a_response_larger_than_the_spool_returns_500(effects: Any, state: str, streamed: bool) -> None:
     # A4: above max_spool LOCAL rolls back, others are in doubt
     shop = large(100_001, effects, streamed=streamed)
     reply = await shop.send("/orders")
@@ -309,7 +309,7 @@ async def test_an_answer_over_the_spool_cannot_be_one(effects: Any, state: str, 
     assert shop.ledger.rows == []
 
 
-async def test_what_may_be_kept_of_nothing_is_a_body_of_no_bytes() -> None:
+async def test_an_empty_body_is_stored_with_a_zero_limit() -> None:
     shop = Shop(policy=Policy(max_response_bytes=0))
 
     @shop.post(effects=INLINE)

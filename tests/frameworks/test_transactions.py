@@ -58,7 +58,7 @@ def borrowed(shop: Shop) -> Any:
     return Annotated[Any, Depends(shop.once.connection)]
 
 
-async def test_the_connection_of_a_dependency_is_the_handlers() -> None:
+async def test_a_dependency_shares_the_handlers_connection() -> None:
     shop = Shop()
 
     async def audit(connection: borrowed(shop)) -> None:
@@ -78,7 +78,7 @@ async def test_the_connection_of_a_dependency_is_the_handlers() -> None:
 
 
 @pytest.mark.parametrize("raised", [HTTPException(409), HTTPException(503), RuntimeError("bug")])
-async def test_what_a_dependency_wrote_goes_with_the_handlers_rows(raised: Exception) -> None:
+async def test_rows_of_a_dependency_roll_back_with_the_handler(raised: Exception) -> None:
     # L6
     shop = Shop()
 
@@ -95,7 +95,7 @@ async def test_what_a_dependency_wrote_goes_with_the_handlers_rows(raised: Excep
     assert shop.ledger.open == 0
 
 
-async def test_a_claim_that_is_refused_gives_the_connection_back() -> None:
+async def test_a_rejected_claim_releases_the_connection() -> None:
     shop, entered, go = Shop(), asyncio.Event(), asyncio.Event()
 
     @shop.post(effects=LOCAL)
@@ -113,7 +113,7 @@ async def test_a_claim_that_is_refused_gives_the_connection_back() -> None:
     assert shop.ledger.open == 0
 
 
-async def test_a_store_that_is_down_is_told_before_anything_ran() -> None:
+async def test_a_failed_begin_in_a_dependency_returns_503() -> None:
     # R110
     shop = Shop()
 
@@ -128,7 +128,7 @@ async def test_a_store_that_is_down_is_told_before_anything_ran() -> None:
     assert (await shop.send("/orders")).status == 200
 
 
-async def test_an_error_of_the_store_that_is_not_ours_is_the_applications() -> None:
+async def test_a_store_error_of_the_application_is_raised_to_it() -> None:
     shop = Shop()
 
     @shop.app.post("/plain")
@@ -140,7 +140,7 @@ async def test_an_error_of_the_store_that_is_not_ours_is_the_applications() -> N
         await shop.caller("/plain").run(raising=True)
 
 
-async def test_other_routes_read_through_a_connection_and_lose_nothing_by_it() -> None:
+async def test_only_get_routes_may_use_a_read_connection() -> None:
     shop = Shop()
 
     @shop.app.get("/orders")
@@ -165,7 +165,7 @@ async def test_other_routes_read_through_a_connection_and_lose_nothing_by_it() -
     assert shop.ledger.records == []
 
 
-async def test_an_optional_key_that_is_not_sent_changes_nothing_for_the_rows() -> None:
+async def test_a_keyless_request_commits_dependency_rows() -> None:
     shop = Shop()
 
     async def audit(connection: borrowed(shop)) -> None:
@@ -222,7 +222,7 @@ async def test_a_get_may_be_cancelled_at_every_await() -> None:
     assert number > 3
 
 
-async def test_applications_that_borrow_nothing_pay_nothing() -> None:
+async def test_requests_without_a_dependency_open_no_transaction() -> None:
     shop = Shop()
     seen: list[Any] = []
 
@@ -235,7 +235,7 @@ async def test_applications_that_borrow_nothing_pay_nothing() -> None:
     assert shop.ledger.log == []
 
 
-async def test_sessions_need_a_driver_that_has_them() -> None:
+async def test_once_session_requires_a_sqlalchemy_engine() -> None:
     shop = Shop()
 
     @shop.post(effects=LOCAL)
@@ -245,12 +245,12 @@ async def test_sessions_need_a_driver_that_has_them() -> None:
         await shop.caller("/orders").run(raising=True)
 
 
-async def test_outside_of_a_request_there_is_nothing_to_lend() -> None:
+async def test_once_session_outside_a_request_raises() -> None:
     with pytest.raises(RuntimeError, match=r"once\.install"):
         await Shop().once.session()
 
 
-async def test_a_plain_def_cannot_use_an_asyncio_connection() -> None:
+async def test_a_def_handler_cannot_use_an_async_connection() -> None:
     shop = Shop()
 
     @shop.post(effects=LOCAL)
@@ -261,7 +261,7 @@ async def test_a_plain_def_cannot_use_an_asyncio_connection() -> None:
     assert shop.ledger.open == 0
 
 
-async def test_starlette_asks_for_it_in_the_handler() -> None:
+async def test_starlette_handlers_await_once_connection() -> None:
     ledger = Ledger()
     once = LedgerOnce(ledger)
     app = Starlette()
@@ -301,7 +301,7 @@ async def test_an_ordinary_session_is_closed_with_its_request() -> None:
     assert [drawer.closed for drawer in ledger.drawers] == [1]
 
 
-async def test_a_framework_that_hides_its_endpoints_is_found_out() -> None:
+async def test_a_session_without_a_known_endpoint_raises() -> None:
     """An ordinary session in the hands of a LOCAL handler would not commit with the key."""
     ledger = WithSessions()
     shop = Shop()
@@ -327,7 +327,7 @@ async def test_a_framework_that_hides_its_endpoints_is_found_out() -> None:
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
-async def test_connections_of_real_drivers_are_lent(tables_dsn: str, driver: str) -> None:
+async def test_dependencies_receive_connections_of_real_drivers(tables_dsn: str, driver: str) -> None:
     once = Once(tables_dsn.replace("postgresql:", f"postgresql+{driver}:") + "?pool_size=2", migrate=True)
     app = FastAPI()
     once.install(app, tenant=tenant_of)
@@ -362,7 +362,7 @@ async def test_connections_of_real_drivers_are_lent(tables_dsn: str, driver: str
     await once.stop()
 
 
-async def test_the_route_is_seen_in_routers_and_mounts() -> None:
+async def test_dependency_connections_work_in_routers_and_mounts() -> None:
     # apishape 9: routers are included by reference, and a mount changes the scope
     shop = Shop()
     inner, outer = APIRouter(prefix="/v1", dependencies=[Depends(shop.once.connection)]), APIRouter(prefix="/api")
@@ -388,7 +388,7 @@ async def test_the_route_is_seen_in_routers_and_mounts() -> None:
 
 
 @pytest.mark.parametrize("ends", ["answers", "fails"])
-async def test_who_waits_for_sqlites_writer_goes_on_with_what_it_was_lent(tmp_path: Path, ends: str) -> None:
+async def test_a_sqlite_duplicate_keeps_its_dependency_connection(tmp_path: Path, ends: str) -> None:
     # R82, L8: the dependency reads before the claim without becoming the writer, and the handler writes through it
     shop = RealShop(SqliteFile(tmp_path / "shop.db"))
     entered, looked, go = asyncio.Event(), asyncio.Event(), asyncio.Event()

@@ -81,7 +81,7 @@ def shop_on(database: Any, **policy: Any) -> RealShop:
 
 @pytest.mark.parametrize("target", ["/orders", "/charges"])
 @pytest.mark.parametrize("way", SPOILT)
-async def test_is_a_problem_of_its_own_and_not_run_again(
+async def test_an_unreadable_record_returns_its_own_problem(
     database: Any, target: str, way: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with shop_on(database).open() as shop:
@@ -97,7 +97,7 @@ async def test_is_a_problem_of_its_own_and_not_run_again(
         assert {reply.status for reply in others} == {201}
 
 
-async def test_a_route_that_fails_open_does_not_run_then(database: Any) -> None:
+async def test_fail_open_does_not_run_an_unreadable_record(database: Any) -> None:
     # R110: there is a record, so there was a request
     shop = shop_on(database)
 
@@ -114,7 +114,7 @@ async def test_a_route_that_fails_open_does_not_run_then(database: Any) -> None:
         assert ((reply.status, reply.code), shop.runs) == (UNREADABLE, ["note"])
 
 
-async def test_another_body_and_a_waiting_one_get_the_same(database: Any) -> None:
+async def test_an_unreadable_record_ignores_wait_and_fingerprint(database: Any) -> None:
     async with shop_on(database, on_in_progress="wait").open() as shop:
         await shop.send()
         spoil(database, "response_headers = 'x'")
@@ -123,7 +123,9 @@ async def test_another_body_and_a_waiting_one_get_the_same(database: Any) -> Non
 
 
 @pytest.mark.parametrize("change", ["response_schema = 3", SPOILT_STEPS])
-async def test_the_status_resource_says_so(database: Any, change: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_status_resource_reports_an_unreadable_record(
+    database: Any, change: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with shop_on(database).open() as shop:
         first = await shop.send()
         spoil(database, change)
@@ -135,7 +137,7 @@ async def test_the_status_resource_says_so(database: Any, change: str, caplog: p
         assert key_digest(KEY) in caplog.text
 
 
-async def test_an_owner_whose_record_became_unreadable_does_not_claim_success(database: Any) -> None:
+async def test_an_owner_of_an_unreadable_record_returns_an_error(database: Any) -> None:
     # P3: a later version took the key over while the handler ran
     async with shop_on(database).open() as shop:
         taken = "fence = fence + 1, version = version + 1, owner = 'later', effects = 'entangled'"

@@ -72,7 +72,7 @@ print(json.dumps({"said": said, "runs": runs, "loaded": loaded}))
 """
 
 
-def test_a_bare_application_is_served_without_starlette() -> None:
+def test_once_asgi_works_without_starlette_installed() -> None:
     command = [sys.executable, "-c", PROGRAM]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 0, ended.stderr

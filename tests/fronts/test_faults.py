@@ -224,7 +224,7 @@ FAULTS = {
 """Each with what is seen of it."""
 
 
-def test_the_same_answers_whatever_becomes_of_it(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_faults_never_change_responses(database: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncekey.engine.run.PAUSE", 0.02)  # what is there again is soon asked again
     found: Counter[str] = Counter()
     with ExitStack() as stack:
@@ -251,7 +251,7 @@ def more_than(found: Counter[str], what: str) -> Callable[[], bool]:
 
 
 # R177: hit: 0 statements, also where another process has answered; R89: as the store would have said it
-def test_two_servers_share_what_one_of_them_answered(database: Any, valkey: Valkey) -> None:
+def test_two_servers_share_cached_responses(database: Any, valkey: Valkey) -> None:
     with ExitStack() as stack:
         first, second = (Branch(database, valkey.url, timeout=30) for _ in range(2))
         here, there = (stack.enter_context(Served(shop.app)).port for shop in (first, second))
@@ -281,7 +281,9 @@ def test_two_servers_share_what_one_of_them_answered(database: Any, valkey: Valk
 
 
 # R106: an operator's word reaches what is shared, from another process
-def test_a_bust_by_hand_reaches_it(database: Any, valkey: Valkey, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bust_command_removes_the_cached_response(
+    database: Any, valkey: Valkey, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shop = Branch(database, valkey.url, timeout=30)
     key = new_key()
     bust = ("keys", "bust", key, "--tenant", "acme", "--store", database.url, "--reason", "wrong", "--runs-again")
@@ -301,7 +303,7 @@ def test_a_bust_by_hand_reaches_it(database: Any, valkey: Valkey, monkeypatch: p
         assert "did not respond" in nobody.stderr
 
 
-def test_the_doctor_looks_at_it(tmp_path: Path, valkey: Valkey) -> None:
+def test_doctor_checks_the_shared_cache(tmp_path: Path, valkey: Valkey) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     with closing(wire.connect(url)) as engine:
         engine.migrate()
@@ -327,7 +329,7 @@ def test_the_doctor_looks_at_it(tmp_path: Path, valkey: Valkey) -> None:
 
 # The same in threads
 @pytest.mark.parametrize("kind", ["plain", "flask"])
-def test_behind_wsgi(kind: str, tmp_path: Path, valkey: Valkey) -> None:
+def test_shared_cache_works_behind_wsgi(kind: str, tmp_path: Path, valkey: Valkey) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     wsgi.execute(url, wsgi.TABLE)
     front = Front(valkey.url, life=600, timeout=30)

@@ -119,7 +119,7 @@ def record_id(shop: Shop) -> RecordId:
 # R177, R89: a hit needs no store, and gives the same bytes; what is committed is filled in by who committed it
 @pytest.mark.parametrize("effects", [LOCAL, INLINE])
 @fronted
-async def test_an_answer_is_given_without_the_store(effects: Any, valkey: Valkey, shops: Opening) -> None:
+async def test_cached_response_is_replayed_without_the_store(effects: Any, valkey: Valkey, shops: Opening) -> None:
     shop = shops(effects, ManualClock(), replay_cache=cached(valkey.url))
     first = await shop.order()
     await until(lambda: values(valkey))  # nobody waits for that
@@ -140,7 +140,7 @@ async def test_an_answer_is_given_without_the_store(effects: Any, valkey: Valkey
 
 
 @fronted
-async def test_who_answered_fills_it_in_for_others(valkey: Valkey, shops: Opening) -> None:
+async def test_first_response_is_cached_for_other_servers(valkey: Valkey, shops: Opening) -> None:
     clock = ManualClock()
     shop, other = (shops(LOCAL, clock, replay_cache=cached(valkey.url)) for _ in range(2))
     await other.order(key="key-that-tells-the-time")
@@ -154,9 +154,7 @@ async def test_who_answered_fills_it_in_for_others(valkey: Valkey, shops: Openin
 # R182: what is not committed is not filled in
 @pytest.mark.parametrize(("effects", "fault"), [(LOCAL, "commit"), (INLINE, "settle")])
 @fronted
-async def test_what_was_not_committed_is_not_filled_in(
-    effects: Any, fault: str, valkey: Valkey, shops: Opening
-) -> None:
+async def test_uncommitted_response_is_not_cached(effects: Any, fault: str, valkey: Valkey, shops: Opening) -> None:
     shop = shops(effects, ManualClock(), replay_cache=cached(valkey.url))
     await shop.order(key="key-that-tells-the-time")
     await until(lambda: values(valkey))
@@ -168,7 +166,7 @@ async def test_what_was_not_committed_is_not_filled_in(
 
 
 @fronted
-async def test_another_request_under_the_key_is_refused_as_by_the_store(valkey: Valkey, shops: Opening) -> None:
+async def test_cached_key_rejects_another_request_or_tenant(valkey: Valkey, shops: Opening) -> None:
     shop = shops(INLINE, ManualClock(), replay_cache=cached(valkey.url))
     for _ in range(2):
         await shop.order()
@@ -180,7 +178,7 @@ async def test_another_request_under_the_key_is_refused_as_by_the_store(valkey: 
 # R176, R180, R181: whatever becomes of it, the store answers
 @pytest.mark.parametrize("fate", ["flushed", "garbage", "another type", "cut", "gone"])
 @fronted
-async def test_what_the_front_lost_the_store_says(fate: str, valkey: Valkey, shops: Opening) -> None:
+async def test_lost_cache_entry_is_read_from_the_store(fate: str, valkey: Valkey, shops: Opening) -> None:
     with Proxy("127.0.0.1", valkey.port) as proxy:
         shop = shops(LOCAL, ManualClock(), replay_cache=cached(f"redis://127.0.0.1:{proxy.port}/0"))
         first, *_ = [await shop.order() for _ in range(3)]
@@ -204,7 +202,7 @@ async def test_what_the_front_lost_the_store_says(fate: str, valkey: Valkey, sho
 
 
 @fronted
-async def test_a_front_that_is_gone_is_not_asked_again_and_again(valkey: Valkey, shops: Opening) -> None:
+async def test_circuit_breaker_stops_queries_to_an_unreachable_cache(valkey: Valkey, shops: Opening) -> None:
     with Proxy("127.0.0.1", valkey.port) as proxy:
         shop = shops(LOCAL, ManualClock(), replay_cache=cached(f"redis://127.0.0.1:{proxy.port}/0"))
         line = shop.fronts._line(shop.once.policy.replay_cache)
@@ -227,7 +225,7 @@ async def test_a_front_that_is_gone_is_not_asked_again_and_again(valkey: Valkey,
 # R180: bounded by the front's life and by the record's, by the store's clock
 @pytest.mark.parametrize(("life", "ttl", "ends"), [(60, 3600, 60), (300, 30, 30)])
 @fronted
-async def test_a_stale_answer_lives_no_longer_than_said(
+async def test_stale_response_expires_at_its_limit(
     life: int, ttl: int, ends: int, valkey: Valkey, shops: Opening
 ) -> None:
     clock = ManualClock()
@@ -244,7 +242,7 @@ async def test_a_stale_answer_lives_no_longer_than_said(
 
 
 @fronted
-async def test_a_bust_reaches_it(valkey: Valkey, shops: Opening) -> None:
+async def test_forget_removes_the_cached_response(valkey: Valkey, shops: Opening) -> None:
     shop = shops(INLINE, ManualClock(), replay_cache=cached(valkey.url))
     for _ in range(3):
         await shop.order()
@@ -256,7 +254,7 @@ async def test_a_bust_reaches_it(valkey: Valkey, shops: Opening) -> None:
 
 
 @fronted
-async def test_a_bust_that_does_not_reach_it_says_so(shops: Opening) -> None:
+async def test_forget_returns_false_if_the_cache_is_unreachable(shops: Opening) -> None:
     shop = shops(INLINE, ManualClock(), replay_cache=cached("redis://127.0.0.1:1/0"))
     await shop.order()
     assert await shop.once.forget(record_id(shop)) is False
@@ -316,7 +314,7 @@ async def test_a_claim_that_failed_leaves_no_hint(valkey: Valkey, shops: Opening
 
 
 @fronted
-async def test_a_hint_that_was_never_removed_refuses_nobody_for_long(valkey: Valkey, shops: Opening) -> None:
+async def test_stale_lock_hint_expires(valkey: Valkey, shops: Opening) -> None:
     # The settlement's removal is lost, as if its process had been cut off: it counts for `life` after the claim only
     clock = ManualClock()
     with Proxy("127.0.0.1", valkey.port) as proxy:
@@ -342,7 +340,7 @@ async def test_a_hint_that_was_never_removed_refuses_nobody_for_long(valkey: Val
 
 @pytest.mark.parametrize("policy", [{"on_in_progress": "wait"}, {"max_request_age": 3600}], ids=["waits", "limited"])
 @fronted
-async def test_routes_on_which_every_duplicate_asks_the_store(
+async def test_waiting_or_age_limited_routes_get_no_lock_hint(
     policy: dict[str, Any], valkey: Valkey, shops: Opening
 ) -> None:
     shop = shops(INLINE, ManualClock(), lock_hint=valkey.url, **policy)
@@ -362,7 +360,7 @@ async def under_way_with(shop: Fronted, key: str) -> Awaitable[Reply]:
 
 
 @fronted
-async def test_a_def_handler_in_its_thread(valkey: Valkey, shops: Opening) -> None:
+async def test_blocking_handler_uses_the_shared_cache(valkey: Valkey, shops: Opening) -> None:
     front = cached(valkey.url)
     shop = shops(LOCAL, ManualClock(), blocking=True, replay_cache=front, lock_hint=Front(valkey.url, timeout=PATIENT))
     await shop.order(key="key-that-tells-the-time")

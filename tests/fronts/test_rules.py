@@ -122,7 +122,7 @@ def test_names_are_never_shared(ids: list[tuple[str, str]]) -> None:
     assert len(names) == 2 * len(ids)
 
 
-def test_a_name_says_nothing_and_belongs_to_one_installation_and_secret() -> None:
+def test_cache_name_hides_the_key_and_depends_on_the_secret() -> None:
     one = RecordId("4:acme5:alice", "tenant:key-of-a-client")
     vaults = [Vault(secret, place) for secret, place in product((SECRET, b"another secret of it"), (HERE, b"there"))]
     names = {vault.name("a", one) for vault in vaults}
@@ -132,7 +132,7 @@ def test_a_name_says_nothing_and_belongs_to_one_installation_and_secret() -> Non
 
 
 # R176: garbage, a cut, another key's value, another installation's, another secret's
-def test_a_value_that_is_not_ours_for_this_name_is_none() -> None:
+def test_value_sealed_for_another_name_is_rejected() -> None:
     vault, name = Vault(SECRET, HERE), b"oncekey:a:1"
     sealed = vault.seal(name, b"the answer")
     assert vault.unseal(name, sealed) == b"the answer"
@@ -145,7 +145,7 @@ def test_a_value_that_is_not_ours_for_this_name_is_none() -> None:
     assert Vault(b"another secret of it", HERE).unseal(name, sealed) is None
 
 
-def test_an_installation_is_known_by_its_first_migrations() -> None:
+def test_installation_identity_uses_its_first_migrations() -> None:
     lines = [Applied(number, MigrationPhase.PRE, "x", "y", applied_at=1000 * number) for number in range(1, 6)]
     mine = identity_of(lines)
     assert mine == identity_of(lines[:3])
@@ -175,13 +175,13 @@ RESPONSES = [
 
 # R89: byte for byte
 @pytest.mark.parametrize("response", RESPONSES)
-def test_an_entry_comes_back_as_it_was(response: StoredResponse | None) -> None:
+def test_cache_entry_round_trips(response: StoredResponse | None) -> None:
     claim = a_claim()
     entry = FrontEntry(finished(completed(claim), response=response), NOW, NOW + 1)
     assert entry_of(entry_bytes(entry), claim.id) == entry
 
 
-def test_what_another_version_wrote_is_not_guessed_at() -> None:
+def test_entry_of_another_version_is_ignored() -> None:
     claim = a_claim()
     entry = entry_bytes(FrontEntry(finished(completed(claim)), NOW, NOW + 1))
     assert entry_of(entry.replace(b'"v":1', b'"v":2', 1), claim.id) is None
@@ -200,7 +200,7 @@ def test_what_another_version_wrote_is_not_guessed_at() -> None:
 # The store's clock
 
 
-def test_an_answer_tells_the_time_between_two_bounds() -> None:
+def test_store_clock_is_estimated_between_two_bounds() -> None:
     clock = StoreClock()
     assert (clock.earliest(10.0), clock.latest(10.0)) == (None, None)
     clock.adjust(NOW, NOW, 10.0, 10.5)  # said somewhere between 10.0 and 10.5
@@ -221,7 +221,9 @@ def test_an_answer_tells_the_time_between_two_bounds() -> None:
     st.lists(st.tuples(st.floats(0.001, 20), st.floats(0, 2), st.floats(0, 1), st.booleans()), min_size=1, max_size=20),
     st.floats(-0.0001, 0.0001),
 )
-def test_the_truth_lies_between_the_bounds(hearings: list[tuple[float, float, float, bool]], drift: float) -> None:
+def test_store_clock_bounds_contain_the_true_time(
+    hearings: list[tuple[float, float, float, bool]], drift: float
+) -> None:
     # However clocks drift, long an answer takes, and wherever in that time the store looked at its clock
     def there(moment: float) -> float:
         return NOW + moment * (1 + drift) * SECOND
@@ -245,7 +247,7 @@ SITUATIONS = list(product((False, True), (False, True), OnExpired))
 
 
 @pytest.mark.parametrize(("expired", "other", "on_expired"), SITUATIONS)
-def test_an_entry_says_what_the_record_says(expired: bool, other: bool, on_expired: OnExpired) -> None:
+def test_cache_entry_and_record_give_the_same_ruling(expired: bool, other: bool, on_expired: OnExpired) -> None:
     # R38, R180: while it is believed; past the record's own end it says nothing at all
     here, claim = Clocked(), a_claim()
     record = completed(claim, expires_at=NOW + 10 * SECOND)
@@ -265,7 +267,7 @@ def test_an_entry_says_what_the_record_says(expired: bool, other: bool, on_expir
 
 # R180: never longer than its life, nor than the record's, by the store's clock
 @pytest.mark.parametrize(("life", "expires", "ends"), [(60, 3600, 60), (60, 5, 5)])
-def test_an_entry_ends(life: int, expires: int, ends: int) -> None:
+def test_cache_entry_expires_with_its_record_or_lifetime(life: int, expires: int, ends: int) -> None:
     here, claim = Clocked(), a_claim()
     here.keep(completed(claim, expires_at=NOW + expires * SECOND), life * SECOND)
     assert set(here.box.lives.values()) == {ends * SECOND}
@@ -275,13 +277,13 @@ def test_an_entry_ends(life: int, expires: int, ends: int) -> None:
         assert (here.find(claim) is not None) == believed
 
 
-def test_what_has_expired_is_not_kept() -> None:
+def test_expired_record_is_not_cached() -> None:
     here, claim = Clocked(), a_claim()
     here.keep(completed(claim, expires_at=NOW))
     assert here.box.values == {}
 
 
-def test_without_the_stores_clock_nothing_is_believed() -> None:
+def test_cache_is_ignored_without_a_recent_store_clock() -> None:
     here, claim = Clocked(), a_claim()
     here.keep(completed(claim), 3600 * SECOND)
     here.moment += FRESH + 1
@@ -290,7 +292,7 @@ def test_without_the_stores_clock_nothing_is_believed() -> None:
     assert isinstance(here.find(claim), Replay)
 
 
-def test_a_memory_that_gives_the_past_again_is_believed_no_longer_than_its_life() -> None:
+def test_restored_cache_entry_is_valid_only_for_its_lifetime() -> None:
     # R176: whatever it kept aside, it cannot prolong
     here, claim = Clocked(), a_claim()
     here.keep(completed(claim), 30 * SECOND)
@@ -303,7 +305,7 @@ def test_a_memory_that_gives_the_past_again_is_believed_no_longer_than_its_life(
     assert here.find(claim) is None
 
 
-def test_what_was_read_before_a_bust_is_not_filled_in_after_it() -> None:
+def test_response_read_before_a_bust_is_not_cached_after_it() -> None:
     here, claim = Clocked(), a_claim()
     record = completed(claim)
     assert here.box.run(here.answers.forget(claim.id)) is True
@@ -324,7 +326,7 @@ def test_entries_of_others_are_refused() -> None:
 
 # R79, R80: what a duplicate hears of a key in somebody's hands is what the record would tell it
 @pytest.mark.parametrize("after", [0, 1, 40, 299])
-def test_a_held_key_says_what_the_record_says(after: int) -> None:
+def test_lock_hint_and_record_give_the_same_ruling(after: int) -> None:
     claim = a_claim()
     record, now = record_as_claimed(claim, WriteTarget(WriteKind.NEW, None), NOW), NOW + after * SECOND
     held = Held(record.fingerprint, NOW, record.lease_until, now + 1)

@@ -88,7 +88,7 @@ class Worker:
             self.log.close()
 
 
-def test_tasks_are_executed_once_whatever_happens_to_their_deliveries(functions_dsn: str, tmp_path: Path) -> None:
+def test_celery_tasks_run_once_despite_redelivery_and_crashes(functions_dsn: str, tmp_path: Path) -> None:
     """One test, because a worker takes seconds to start."""
     with Valkey() as broker:
         worker = Worker(tmp_path, broker.url, functions_dsn)

@@ -51,7 +51,7 @@ from oncekey.workers.tasks import reconciler_of, tasks_for
 TEA = Order("tea")
 
 
-async def test_a_call_happens_once_and_every_caller_gets_the_same(stage: Stage) -> None:
+async def test_a_function_runs_once_and_replays_its_result(stage: Stage) -> None:
     buy = stage.function("local")
     async with stage.open():
         bought = [await buy("o-1", TEA) for _ in range(3)]
@@ -61,7 +61,7 @@ async def test_a_call_happens_once_and_every_caller_gets_the_same(stage: Stage) 
     assert stage.rows == ["coffee", "tea"]
 
 
-async def test_other_arguments_under_the_same_key_are_another_call(small_stage: Stage) -> None:
+async def test_reusing_a_key_with_other_arguments_raises(small_stage: Stage) -> None:
     buy = small_stage.function("local")
     async with small_stage.open():
         await buy("o-1", TEA)
@@ -72,7 +72,7 @@ async def test_other_arguments_under_the_same_key_are_another_call(small_stage: 
     assert len(small_stage.runs) == 1
 
 
-async def test_each_tenant_and_each_function_has_keys_of_its_own(small_stage: Stage) -> None:
+async def test_keys_are_separate_per_tenant_and_function(small_stage: Stage) -> None:
     one = small_stage.function("local", tenant="note")
     other = small_stage.function("local", operation="buy again")
     async with small_stage.open():
@@ -82,7 +82,7 @@ async def test_each_tenant_and_each_function_has_keys_of_its_own(small_stage: St
     assert small_stage.rows == ["a", "b", "c"]
 
 
-async def test_what_is_raised_is_rolled_back_and_runs_again(stage: Stage) -> None:
+async def test_an_exception_rolls_back_and_a_retry_runs(stage: Stage) -> None:
     buy = stage.function("local")
     stage.faults["local"] = ValueError("no tea")
     async with stage.open():
@@ -94,7 +94,7 @@ async def test_what_is_raised_is_rolled_back_and_runs_again(stage: Stage) -> Non
 
 
 @pytest.mark.parametrize("signal", [celery.exceptions.Retry, celery.exceptions.Ignore, celery.exceptions.Reject])
-async def test_what_a_task_tells_its_queue_is_never_an_answer(small_stage: Stage, signal: type[Exception]) -> None:
+async def test_celery_control_exceptions_are_never_stored(small_stage: Stage, signal: type[Exception]) -> None:
     # apishape 7: each is raised
     buy = small_stage.function("local")
     small_stage.faults["local"] = signal()
@@ -105,7 +105,7 @@ async def test_what_a_task_tells_its_queue_is_never_an_answer(small_stage: Stage
         assert (await buy("o-1", TEA)).item == "tea"
 
 
-async def test_a_rejection_is_final_and_its_rows_are_gone(stage: Stage) -> None:
+async def test_rejected_error_is_stored_without_rows(stage: Stage) -> None:
     buy = stage.function("local")
     stage.faults["local"] = RejectedError({"why": "sold out", "left": Decimal("0.5"), "of": (1, 2)})
     async with stage.open():
@@ -116,7 +116,7 @@ async def test_a_rejection_is_final_and_its_rows_are_gone(stage: Stage) -> None:
     assert (stage.rows, len(stage.runs), stage.states) == ([], 1, ["completed"])
 
 
-async def test_an_outside_call_that_failed_is_unknown(stage: Stage) -> None:
+async def test_a_failed_inline_function_is_unknown(stage: Stage) -> None:
     buy = stage.function("inline")
     stage.faults["inline"] = ConnectionError("reset")
     async with stage.open():
@@ -128,7 +128,7 @@ async def test_an_outside_call_that_failed_is_unknown(stage: Stage) -> None:
     assert (len(stage.charges), stage.states) == (1, ["unknown"])
 
 
-async def test_what_was_provably_not_sent_is_sent_again(small_stage: Stage) -> None:
+async def test_a_not_executed_function_can_be_retried(small_stage: Stage) -> None:
     buy = small_stage.function("inline")
     small_stage.faults["charge"] = NotExecutedError("no route")
     async with small_stage.open():
@@ -138,7 +138,7 @@ async def test_what_was_provably_not_sent_is_sent_again(small_stage: Stage) -> N
 
 
 @pytest.mark.parametrize("declined", [False, True])
-async def test_a_resolver_settles_what_is_unknown(small_stage: Stage, declined: bool) -> None:
+async def test_a_resolver_settles_an_unknown_function(small_stage: Stage, declined: bool) -> None:
     buy = small_stage.function("inline")
     small_stage.faults["inline"] = ConnectionError("reset")
     found = {"item": "tea", "price": "9.90", "charge": "ch_of_the_provider"}
@@ -162,7 +162,7 @@ async def test_a_resolver_settles_what_is_unknown(small_stage: Stage, declined: 
     assert len(small_stage.charges) == 1
 
 
-async def test_a_second_call_meanwhile_is_told_so_or_waits(stage: Stage) -> None:
+async def test_a_concurrent_call_raises_in_progress_or_waits(stage: Stage) -> None:
     buy = stage.function("local")
     patient = stage.function("local", once=(other := stage.process()), on_in_progress="wait", wait_max=60)
     stage.faults["local"] = stage.wait
@@ -180,7 +180,7 @@ async def test_a_second_call_meanwhile_is_told_so_or_waits(stage: Stage) -> None
     assert (len(stage.runs), stage.rows) == (1, ["tea"])
 
 
-async def test_steps_are_taken_once_over_all_runs(stage: Stage) -> None:
+async def test_steps_run_once_over_all_attempts(stage: Stage) -> None:
     pay = stage.function("phased")
     stage.faults |= {"ordered": ValueError("stumbled"), "paid": ValueError("stumbled again")}
     async with stage.open():
@@ -192,7 +192,7 @@ async def test_steps_are_taken_once_over_all_runs(stage: Stage) -> None:
     assert (stage.rows, len(stage.charges), len(stage.runs)) == (["tea", "tea paid"], 1, 3)
 
 
-async def test_a_worker_goes_on_by_the_name_and_the_stored_arguments(stage: Stage) -> None:
+async def test_a_worker_resumes_with_the_stored_arguments(stage: Stage) -> None:
     pay = stage.function("phased")
     again = stage.function("phased", once=(worker := stage.process()))
     stage.faults["ordered"] = stage.wait
@@ -210,7 +210,7 @@ async def test_a_worker_goes_on_by_the_name_and_the_stored_arguments(stage: Stag
     assert (stage.rows, len(stage.charges)) == (["tea", "tea paid"], 1)
 
 
-async def test_a_worker_hears_a_final_no(small_stage: Stage) -> None:
+async def test_a_worker_stores_a_rejected_call(small_stage: Stage) -> None:
     pay = small_stage.function("phased")
     small_stage.faults |= {"ordered": ValueError("stumbled"), "charge": RejectedError("no money")}
     async with small_stage.open():
@@ -224,7 +224,7 @@ async def test_a_worker_hears_a_final_no(small_stage: Stage) -> None:
         assert no.value.value == "no money"
 
 
-async def test_a_call_that_may_have_been_made_is_not_made_again(small_stage: Stage) -> None:
+async def test_an_uncertain_call_in_a_function_is_not_repeated(small_stage: Stage) -> None:
     pay = small_stage.function("phased")
     small_stage.faults["charged"] = ConnectionError("reset")
     async with small_stage.open():
@@ -236,7 +236,7 @@ async def test_a_call_that_may_have_been_made_is_not_made_again(small_stage: Sta
     assert len(small_stage.charges) == 1
 
 
-async def test_an_outbox_function_is_answered_by_a_worker(stage: Stage) -> None:
+async def test_a_worker_completes_an_outbox_function(stage: Stage) -> None:
     pay = stage.function("outbox")
     stage.once.topic("charge")(deliver)
     async with stage.open():
@@ -251,7 +251,7 @@ async def test_an_outbox_function_is_answered_by_a_worker(stage: Stage) -> None:
     assert (stage.rows, len(stage.charges), len(stage.runs)) == (["tea"], 1, 1)
 
 
-async def test_a_silent_owner_leaves_a_doubt_that_its_late_word_ends(stage: Stage) -> None:
+async def test_a_late_owner_settles_its_unknown_outcome(stage: Stage) -> None:
     buy = stage.function("inline")
     stage.faults["inline"] = stage.wait
     async with stage.open():
@@ -266,7 +266,7 @@ async def test_a_silent_owner_leaves_a_doubt_that_its_late_word_ends(stage: Stag
     assert len(stage.charges) == 1
 
 
-async def test_a_cancelled_function_is_settled_by_its_effects(tmp_path: Path) -> None:
+async def test_effects_decide_how_a_cancelled_function_settles(tmp_path: Path) -> None:
     stage = Stage(SqliteFile(tmp_path / "shop.db"), blocking=False)
     local, inline = stage.function("local"), stage.function("inline")
     stage.faults |= {"local": stage.wait, "inline": stage.wait}
@@ -284,7 +284,7 @@ async def test_a_cancelled_function_is_settled_by_its_effects(tmp_path: Path) ->
             await inline("o-2", TEA)
 
 
-async def test_an_exit_in_the_middle_is_settled_first(small_stage: Stage) -> None:
+async def test_system_exit_in_a_function_is_settled_first(small_stage: Stage) -> None:
     buy = small_stage.function("inline")
     small_stage.faults["inline"] = SystemExit("the worker took too long") if small_stage.blocking else GeneratorExit()
     async with small_stage.open():
@@ -293,15 +293,15 @@ async def test_an_exit_in_the_middle_is_settled_first(small_stage: Stage) -> Non
         assert small_stage.states == ["unknown"]
 
 
-async def test_a_result_that_is_too_large_is_not_kept(small_stage: Stage) -> None:
+async def test_an_oversized_function_result_is_not_stored(small_stage: Stage) -> None:
     buy = small_stage.function("local", max_response_bytes=4)
     async with small_stage.open():
         assert (await buy("o-1", TEA)).item == "tea"
-        with pytest.raises(ResultNotKeptError, match="its result was too large to be kept"):
+        with pytest.raises(ResultNotKeptError, match="its result was too large to store"):
             await buy("o-1", TEA)
 
 
-async def test_an_error_that_is_stored_is_the_answer(small_stage: Stage) -> None:
+async def test_on_5xx_store_raises_execution_failed_on_retry(small_stage: Stage) -> None:
     buy = small_stage.function("inline", on_5xx="store")
     small_stage.faults["inline"] = ValueError("oops")
     async with small_stage.open():
@@ -312,7 +312,7 @@ async def test_an_error_that_is_stored_is_the_answer(small_stage: Stage) -> None
     assert len(small_stage.charges) == 1
 
 
-async def test_arguments_are_bounded(small_stage: Stage) -> None:
+async def test_oversized_arguments_and_invalid_keys_raise(small_stage: Stage) -> None:
     buy = small_stage.function("local", max_request_bytes=200)
     async with small_stage.open():
         with pytest.raises(BodyInvalidError, match="larger than max_request_bytes"):
@@ -334,7 +334,7 @@ def once(tmp_path: Path) -> Any:
         once._blocking.close()
 
 
-def test_what_cannot_be_stored_is_not_done(once: Once) -> None:
+def test_an_unstorable_function_result_rolls_back(once: Once) -> None:
     runs = []
 
     @once.function(key="key", effects=LOCAL, operation="odd")
@@ -343,7 +343,7 @@ def test_what_cannot_be_stored_is_not_done(once: Once) -> None:
         return {"set": {1, 2}, "nan": float("nan"), "object": object(), "names": {1: 2}, "fine": [1]}[kind]
 
     for kind in ("set", "nan", "object", "names"):
-        with pytest.raises(ResultNotStorableError, match="what odd returned cannot be stored"):
+        with pytest.raises(ResultNotStorableError, match="the result of odd cannot be stored"):
             odd("k", kind)
     assert odd("k", "fine") == [1]  # nothing was there before
 
@@ -362,7 +362,7 @@ def test_what_cannot_be_stored_is_not_done(once: Once) -> None:
         refusing("k")
 
 
-def test_observers_hear_of_functions_and_nothing_stays_behind_in_the_thread(tmp_path: Path) -> None:
+def test_observers_receive_events_of_functions(tmp_path: Path) -> None:
     heard: list[Any] = []
     once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True, observers=[heard.append])
 
@@ -383,7 +383,7 @@ def test_observers_hear_of_functions_and_nothing_stays_behind_in_the_thread(tmp_
     once.blocking().close()
 
 
-def test_a_store_that_is_away_runs_nothing(tmp_path: Path) -> None:
+def test_a_store_outage_raises_without_running_the_function(tmp_path: Path) -> None:
     away = Once(f"sqlite:///{tmp_path}/nowhere/shop.db", migrate=True)
     runs = []
 
@@ -391,7 +391,7 @@ def test_a_store_that_is_away_runs_nothing(tmp_path: Path) -> None:
     def buy(key: str) -> None:
         runs.append(key)
 
-    with pytest.raises(StoreUnavailableError, match="buy: the store could not be asked"):
+    with pytest.raises(StoreUnavailableError, match="buy: the store is unavailable"):
         buy("k")
     assert runs == []
 
@@ -433,7 +433,7 @@ def test_a_protected_function_inside_of_a_transaction_is_refused(once: Once) -> 
     assert steps("b", "call") == "inner"  # outside of one it is an operation like any other
 
 
-def test_methods_and_ignored_parameters_do_not_count(once: Once) -> None:
+def test_self_and_ignored_parameters_are_not_fingerprinted(once: Once) -> None:
     class Till:
         def __init__(self) -> None:
             self.sold: list[str] = []
@@ -448,7 +448,7 @@ def test_methods_and_ignored_parameters_do_not_count(once: Once) -> None:
     assert till.sold == ["k"]
 
 
-async def test_a_unit_test_hands_the_function_an_operation(once: Once) -> None:
+async def test_a_unit_test_may_pass_an_operation_to_a_function(once: Once) -> None:
     @once.function(key="key", effects=LOCAL, operation="plain")
     def plain(op: SyncOperation, key: str) -> Any:
         return op.connection
@@ -461,7 +461,7 @@ async def test_a_unit_test_hands_the_function_an_operation(once: Once) -> None:
     assert await awaited(operation(connection="mine"), "k") == "mine"  # type: ignore[call-arg, arg-type]
 
 
-async def test_an_async_function_outside_of_a_lifespan_says_what_is_missing(once: Once) -> None:
+async def test_an_async_function_outside_a_lifespan_raises(once: Once) -> None:
     @once.function(key="key", effects=LOCAL, operation="early")
     async def early(key: str) -> None: ...
 
@@ -471,7 +471,7 @@ async def test_an_async_function_outside_of_a_lifespan_says_what_is_missing(once
         await early("k")
 
 
-async def test_a_stop_hands_phases_back_to_somebody_else(tmp_path: Path) -> None:
+async def test_stopping_releases_a_phased_function_for_retry(tmp_path: Path) -> None:
     stage = Stage(SqliteFile(tmp_path / "shop.db"), blocking=False)
     pay = stage.function("phased")
     stage.faults["ordered"] = stage.wait
@@ -512,7 +512,7 @@ assert backend("parent") == first and backend("parent again")[1] == first[1]
 """
 
 
-def test_a_process_that_forks_after_a_call_has_connections_of_its_own(functions_dsn: str) -> None:
+def test_a_forked_process_opens_its_own_connections(functions_dsn: str) -> None:
     program = [sys.executable, "-c", FORKS, functions_dsn.replace("postgresql://", "postgresql+psycopg://")]
     subprocess.run(program, check=True, timeout=120)
 

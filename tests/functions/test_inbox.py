@@ -58,7 +58,7 @@ async def test_each_consumer_handles_a_message_once(stage: Stage) -> None:
     assert stage.rows == ["mail tea", "stock tea"]
 
 
-async def test_a_message_that_is_being_handled_comes_again(stage: Stage) -> None:
+async def test_a_message_in_progress_is_redelivered(stage: Stage) -> None:
     stock = consumer(stage)
     stage.faults["take"] = stage.wait
     async with stage.open():
@@ -70,7 +70,7 @@ async def test_a_message_that_is_being_handled_comes_again(stage: Stage) -> None
         assert ((await first).handling, (await stock("m-1", TEA)).handling) == (HANDLED, DUPLICATE)
 
 
-async def test_what_the_function_raises_goes_on_to_the_broker(stage: Stage) -> None:
+async def test_consumer_exceptions_reach_the_broker(stage: Stage) -> None:
     stock = consumer(stage)
     stage.faults["take"] = ValueError("not now")
     async with stage.open():
@@ -80,7 +80,7 @@ async def test_what_the_function_raises_goes_on_to_the_broker(stage: Stage) -> N
         assert (await stock("m-1", TEA)).handling is HANDLED
 
 
-async def test_a_message_that_can_never_be_handled_is_dead(small_stage: Stage) -> None:
+async def test_an_unprocessable_message_is_reported_as_dead(small_stage: Stage) -> None:
     stock = consumer(small_stage)
     small_stage.faults["take"] = RejectedError({"why": "no such product"})
     async with small_stage.open():
@@ -96,7 +96,7 @@ async def test_a_message_that_can_never_be_handled_is_dead(small_stage: Stage) -
     assert small_stage.rows == ["stock tea"]
 
 
-async def test_a_message_in_doubt_is_not_put_back(small_stage: Stage) -> None:
+async def test_a_message_of_unknown_outcome_is_acknowledged(small_stage: Stage) -> None:
     stock = consumer(small_stage, effects=INLINE)
     small_stage.faults["take"] = ConnectionError("reset")
     async with small_stage.open():
@@ -106,7 +106,7 @@ async def test_a_message_in_doubt_is_not_put_back(small_stage: Stage) -> None:
     assert (doubt.handling, doubt.acknowledge, doubt.retry_after >= 1) == (UNKNOWN, True, True)
 
 
-async def test_what_a_worker_was_handed_is_handled(small_stage: Stage) -> None:
+async def test_a_deferred_message_is_reported_as_handled(small_stage: Stage) -> None:
     stock = consumer(small_stage, effects=OUTBOX)
     small_stage.once.topic("charge")(deliver)
     async with small_stage.open():
@@ -118,17 +118,17 @@ async def test_what_a_worker_was_handed_is_handled(small_stage: Stage) -> None:
     assert len(STAGES[small_stage.name].charges) == 1
 
 
-def test_a_store_that_is_away_lets_the_message_come_again(tmp_path: Any) -> None:
+def test_a_store_outage_causes_a_redelivery(tmp_path: Any) -> None:
     away = Once(f"sqlite:///{tmp_path}/nowhere/shop.db", migrate=True, policy=Policy())
 
     @away.inbox(consumer="stock", effects=LOCAL)
     def stock(event: str) -> None:
         raise AssertionError
 
-    assert stock("m-1", "tea") == Receipt(BUSY, retry_after=1, reason="stock: the store could not be asked")
+    assert stock("m-1", "tea") == Receipt(BUSY, retry_after=1, reason="stock: the store is unavailable")
 
 
-async def test_a_result_that_was_not_kept_is_still_a_duplicate(small_stage: Stage) -> None:
+async def test_a_message_with_an_unstored_result_is_a_duplicate(small_stage: Stage) -> None:
     stock = consumer(small_stage, max_response_bytes=1)
     async with small_stage.open():
         assert [(await stock("m-1", TEA)).handling for _ in range(2)] == [HANDLED, DUPLICATE]

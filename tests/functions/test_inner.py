@@ -97,7 +97,7 @@ def state_of(stage: Stage, operation: str) -> str:
 
 
 @pytest.mark.parametrize("error", ERRORS)
-async def test_a_receipt_is_about_its_own_delivery(small_stage: Stage, error: type[Exception]) -> None:
+async def test_an_inner_error_does_not_become_the_outer_receipt(small_stage: Stage, error: type[Exception]) -> None:
     inner = Inner(small_stage)
     take = outer(small_stage, inner, error, small_stage.once.inbox(consumer="outer", effects=INLINE))
     async with small_stage.open():
@@ -110,7 +110,7 @@ async def test_a_receipt_is_about_its_own_delivery(small_stage: Stage, error: ty
 
 
 @pytest.mark.parametrize("error", ERRORS)
-async def test_an_inner_error_is_no_outcome_of_the_outer_call(small_stage: Stage, error: type[Exception]) -> None:
+async def test_an_inner_error_leaves_the_outer_call_unknown(small_stage: Stage, error: type[Exception]) -> None:
     inner = Inner(small_stage)
     enrolled = small_stage.once.function(key="event", effects=INLINE, operation="outer")
     call = outer(small_stage, inner, error, enrolled)
@@ -121,7 +121,9 @@ async def test_an_inner_error_is_no_outcome_of_the_outer_call(small_stage: Stage
 
 
 @pytest.mark.parametrize("error", [RejectedError, NotExecutedError])
-async def test_what_the_outer_function_says_itself_counts(small_stage: Stage, error: type[Exception]) -> None:
+async def test_errors_raised_by_the_outer_function_decide_its_outcome(
+    small_stage: Stage, error: type[Exception]
+) -> None:
     said, states = error("no"), {RejectedError: "completed", NotExecutedError: "failed_retryable"}
 
     def says(event: str) -> None:
@@ -141,7 +143,7 @@ async def test_what_the_outer_function_says_itself_counts(small_stage: Stage, er
 
 
 @pytest.mark.parametrize("error", ERRORS)
-async def test_an_inner_error_is_no_answer_to_a_request(small_stage: Stage, error: type[Exception]) -> None:
+async def test_an_inner_error_does_not_become_the_http_response(small_stage: Stage, error: type[Exception]) -> None:
     inner, once = Inner(small_stage), small_stage.once
 
     @once.protect(effects=INLINE, operation="outer")
@@ -160,7 +162,7 @@ async def test_an_inner_error_is_no_answer_to_a_request(small_stage: Stage, erro
     assert small_stage.charges.count("outer") == 1
 
 
-async def test_an_inner_error_is_no_sentence_to_a_tools_client(small_stage: Stage) -> None:
+async def test_an_inner_error_does_not_become_the_tool_message(small_stage: Stage) -> None:
     inner = Inner(small_stage)
     server = MCPServer("tools")
     enrolled = small_stage.once.function(key="event", effects=INLINE, operation="outer")
@@ -179,7 +181,7 @@ async def test_an_inner_error_is_no_sentence_to_a_tools_client(small_stage: Stag
     assert state_of(small_stage, "outer") == "unknown"
 
 
-async def test_an_accepted_message_has_the_functions_own_result(small_stage: Stage) -> None:
+async def test_an_accepted_message_returns_the_functions_result(small_stage: Stage) -> None:
     small_stage.once.topic("send")(_never)
 
     def take(op: SyncOperation, event: str) -> dict[str, str]:

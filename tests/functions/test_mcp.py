@@ -36,7 +36,7 @@ def text(result: Any) -> str:
     return " ".join(part.text for part in result.content)
 
 
-async def test_a_tool_happens_once(page: Any) -> None:
+async def test_a_tool_runs_once_per_key(page: Any) -> None:
     async with Client(page.server) as client:
         (listed,) = (await client.list_tools()).tools
         assert [*listed.input_schema["properties"]] == ["customer", "amount"]
@@ -53,7 +53,7 @@ async def test_a_tool_happens_once(page: Any) -> None:
     assert rows() == 1
 
 
-async def test_a_client_that_gives_up_does_not_end_its_tool(tmp_path: Path) -> None:
+async def test_a_tool_keeps_running_after_its_client_cancels(tmp_path: Path) -> None:
     once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True)
     server, entered, go_on = MCPServer("slow", lifespan=once.lifespan), asyncio.Event(), asyncio.Event()
 

@@ -94,28 +94,28 @@ MISUSES: dict[str, tuple[Any, dict[str, Any], str]] = {
     "closure that is resumed": (
         closure(),
         {"effects": PHASED, "operation": "pay"},
-        "pay remembers rate of the function around it.*or say complete=False",
+        "pay uses rate of the enclosing function.*or set complete=False",
     ),
-    "method that is resumed": (Till.sell, {"effects": PHASED}, "has no self to hand it"),
+    "method that is resumed": (Till.sell, {"effects": PHASED}, "has no value for self"),
     "ignored that is resumed": (
         with_client,
         {"effects": PHASED, "ignore": ("client",)},
-        "a worker that goes on with it has no client",
+        "a worker that resumes it has no value for client",
     ),
     "annotation that is resumed": (later_argument, {"effects": PHASED}, "the annotation 'Money' of amount cannot be"),
-    "result": (later, {}, r"the annotation 'Money' of its result cannot be looked up.*say result=\.\.\."),
+    "result": (later, {}, r"the annotation 'Money' of its result cannot be resolved.*pass its type, result=\.\.\."),
     "classmethod": (classmethod(plain), {}, r"put @classmethod above @once.function\(...\)"),
     "staticmethod": (staticmethod(plain), {}, "put @staticmethod above"),
     "partial": (functools.partial(plain, amount=1), {}, "above a `def` or `async def` function, and this is a partial"),
     "object": (Called(), {}, "and this is a Called"),
     "class": (Till, {}, "and this is a type"),
-    "twice": (protected, {}, "protected is protected already"),
+    "twice": (protected, {}, "protected is already protected"),
     "no key": (plain, {"key": None}, "give the name of the parameter that holds the key"),
-    "key elsewhere": (plain, {"key": "order"}, "key names 'order', and the parameters are key, amount"),
+    "key elsewhere": (plain, {"key": "order"}, "key names 'order', but the parameters are key, amount"),
     "key of others": (plain, {"key": lambda order: order}, "key names 'order'"),
     "key of nothing": (plain, {"key": 7}, "key is the name of a parameter, or a function of parameters"),
-    "number as key": (numbered, {}, "key='key' is text, and the parameter is annotated int"),
-    "number as tenant": (plain, {"tenant": "amount"}, "tenant='amount' is text"),
+    "number as key": (numbered, {}, "key='key' must be text, but the parameter is of type int"),
+    "number as tenant": (plain, {"tenant": "amount"}, "tenant='amount' must be text"),
     "ignored elsewhere": (plain, {"ignore": ("nobody",)}, "ignore names 'nobody'"),
     "two names": (plain, {"operation": "protected"}, "two operations have the name protected"),
     "wrong operation": (wrong_kind, {}, "so annotate op as SyncOperation, not Operation"),
@@ -128,7 +128,7 @@ MISUSES: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISUSES)
-def test_misuse_is_one_sentence_at_decoration(name: str) -> None:
+def test_misuse_raises_one_sentence_at_decoration(name: str) -> None:
     function, options, sentence = MISUSES[name]
     with pytest.raises(ConfigurationError, match=sentence) as refused:
         once.function(**{"key": "key", "effects": LOCAL, **options})(function)
@@ -136,21 +136,21 @@ def test_misuse_is_one_sentence_at_decoration(name: str) -> None:
     assert list(once.enrolled) == ["protected"]
 
 
-def test_effects_have_to_be_said() -> None:
-    with pytest.raises(TypeError, match=r"@once.function\(effects=...\): say what the handler does to the world"):
+def test_missing_effects_raise_at_decoration() -> None:
+    with pytest.raises(TypeError, match=r"@once.function\(effects=...\): declare the handler's side effects"):
         once.function(key="key", effects=None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"@once.inbox\(effects=...\)"):
         once.inbox(consumer="billing", effects=None)  # type: ignore[arg-type]
 
 
-def test_a_consumer_has_a_name() -> None:
+def test_inbox_requires_a_consumer_name() -> None:
     with pytest.raises(ConfigurationError, match="give the consumer a name"):
         once.inbox(effects=LOCAL)(plain)
     with pytest.raises(ConfigurationError, match="takes no operation"):
         once.inbox(effects=LOCAL, consumer="billing", operation="x")(plain)  # type: ignore[call-arg]
 
 
-def test_routes_and_functions_are_not_the_same() -> None:
+def test_a_handler_cannot_be_both_route_and_function() -> None:
     with pytest.raises(ConfigurationError, match=r"protected is already protected by @once.function"):
         once.protect(effects=LOCAL)(protected)
 
@@ -158,13 +158,13 @@ def test_routes_and_functions_are_not_the_same() -> None:
 
     enrolled = once.protect(effects=LOCAL, operation="route")(route)
     try:
-        with pytest.raises(ConfigurationError, match="is protected already"):
+        with pytest.raises(ConfigurationError, match="is already protected"):
             once.function(key="key", effects=LOCAL)(enrolled)
     finally:
         del once.enrolled["route"]
 
 
-def test_settings_of_the_application_that_are_about_http_do_not_count(tmp_path: Path) -> None:
+def test_functions_ignore_http_policy_settings(tmp_path: Path) -> None:
     policy = Policy(
         on_in_progress="accepted",  # type: ignore[arg-type]
         selection=Selection(exclude=("amount",)),

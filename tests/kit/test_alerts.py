@@ -24,7 +24,7 @@ RULES = CONTRIB / ALERTS
 ALL = [rule for group in yaml.safe_load(FILES[ALERTS])["groups"] for rule in group["rules"]]
 
 
-def test_promtool_finds_nothing_wrong() -> None:
+def test_promtool_accepts_the_alert_rules() -> None:
     # R211
     assert "SUCCESS: 17 rules found" in check(RULES)
 
@@ -39,14 +39,14 @@ def test_every_metric_and_label_of_a_rule_is_one_that_is_exported() -> None:
             assert label in known[name], f"{rule['alert']}: {name} has no label {label}"
 
 
-def test_every_value_that_a_rule_asks_for_is_one_that_there_is() -> None:
+def test_alert_rules_use_only_existing_label_values() -> None:
     text = FILES[ALERTS]
     assert set(re.findall(r'what="(\w+)"', text)) <= set(WAITING)
     outcomes = {one for found in re.findall(r'outcome=~?"([\w|]+)"', text) for one in found.split("|")}
     assert outcomes <= {code.value for code in Code} | {"bypassed"}
 
 
-def test_the_rules_ask_only_who_reaches_the_store() -> None:
+def test_gauge_alerts_require_a_reachable_store() -> None:
     # A process that does not shows the gauges that it saw last.
     gauges = ("waiting", "waiting_oldest_seconds", "dlq_depth", "outbox_lag_seconds", "workers")
     for rule in ALL:
@@ -54,7 +54,7 @@ def test_the_rules_ask_only_who_reaches_the_store() -> None:
             assert re.search(r"and (ignoring \(\w+\) )?api_idempotency_store_up == 1", rule["expr"]), rule["alert"]
 
 
-def test_every_alert_says_how_bad_it_is_and_where_to_read_on() -> None:
+def test_every_alert_has_a_severity_and_a_runbook_link() -> None:
     for rule in ALL:
         assert re.fullmatch(r"Oncekey[A-Z]\w+", rule["alert"])
         assert rule["labels"]["severity"] in {"critical", "warning"}
@@ -218,7 +218,7 @@ def recorded(pages: list[bytes]) -> dict[str, str]:
     return {name: " ".join(values) for name, values in series.items()}
 
 
-def test_a_shop_whose_store_goes_away_is_told_of(tmp_path: Path) -> None:
+def test_alerts_fire_when_the_store_of_a_shop_fails(tmp_path: Path) -> None:
     # R212
     rules = tmp_path / "alerts.yaml"
     # After five failures in a row the breaker lets one request through per second only.
@@ -242,7 +242,7 @@ def test_a_shop_whose_store_goes_away_is_told_of(tmp_path: Path) -> None:
     assert "SUCCESS" in try_out(rules, [before, after], tmp_path)
 
 
-def test_what_waits_in_a_real_store_is_told_of(tmp_path: Path) -> None:
+def test_alerts_fire_for_unresolved_work_in_a_real_store(tmp_path: Path) -> None:
     # R129, R135, R213
     shop = AsgiShop(f"sqlite:///{tmp_path}/shop.db")
     shop.go_on.set()

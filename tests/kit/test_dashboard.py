@@ -52,7 +52,7 @@ def test_every_panel_has_a_number_a_place_and_the_chosen_source(board: dict[str,
         assert panel["description"].endswith(".")
 
 
-def test_its_rows_answer_what_one_asks_at_night(board: dict[str, Any]) -> None:
+def test_dashboard_rows_show_every_exported_metric(board: dict[str, Any]) -> None:
     rows = [panel["title"] for panel in board["panels"] if panel["type"] == "row"]
     assert rows == ["Current state", "Requests", "Latency", "Store", "Pending work", "Workers", "Tenants"]
     asked = " ".join(queries(board))
@@ -105,14 +105,14 @@ def _typed(query: str) -> str:
     return query.replace("$__rate_interval", "1m").replace("$job", "shop").replace("$operation", "pay")
 
 
-def test_its_red_lines_are_the_thresholds_of_the_alerts(board: dict[str, Any]) -> None:
+def test_dashboard_thresholds_match_the_alerts(board: dict[str, Any]) -> None:
     red = {
         panel["title"]: steps[-1]["value"]
         for panel in panels(board)
         if len(steps := panel["fieldConfig"]["defaults"]["thresholds"]["steps"]) > 1
     }
     alerts = {
-        "Refused for the store": "OncekeyReservationsFail",
+        "Refused: store failure": "OncekeyReservationsFail",
         "Oldest unknown outcome": "OncekeyUnknownOld",
         "Dead letters": "OncekeyDeadLetters",
         "Outbox lag": "OncekeyOutboxLag",

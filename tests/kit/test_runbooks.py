@@ -118,7 +118,7 @@ def test_the_list_names_the_severity_of_every_alert() -> None:
 
 
 @pytest.mark.parametrize("page", [*BOOKS, Page(INDEX)], ids=lambda page: page.path.stem)
-def test_a_page_names_only_what_there_is(page: Page) -> None:
+def test_runbook_names_only_existing_metrics_units_and_panels(page: Page) -> None:
     # It is read without the rest of the documentation, so it leads to other runbooks only.
     assert all(re.fullmatch(r"([\w-]+\.md)?(#\w+)?", link) for link in page.links())
     assert names_in(page.text) <= set(exported())
@@ -130,7 +130,7 @@ def test_a_page_names_only_what_there_is(page: Page) -> None:
         assert f'"title": "{panel}"' in FILES[DASHBOARD]
 
 
-def test_a_page_quotes_what_is_printed_or_logged() -> None:
+def test_runbook_quotes_occur_in_the_source() -> None:
     source = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
     quoted = {text for page in BOOKS for text in re.findall(r"`([a-z]+:? [a-z :]+)`", page.text)}
     quoted -= {text for text in quoted if text.startswith("oncekey ")}

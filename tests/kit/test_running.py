@@ -65,7 +65,7 @@ def _told() -> list[list[str]]:
     return [shlex.split(one) for said in described for one in re.findall(r"`(oncekey [^`]+ --[^`]+)`", said)]
 
 
-def test_the_command_takes_every_line_of_units_manifests_and_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cli_accepts_every_command_line_of_units_manifests_and_alerts(monkeypatch: pytest.MonkeyPatch) -> None:
     units, told = _units(), _told()
     containers = [[*one["command"], *one["args"]] for one in _containers()]
     assert [line[1:3] for line in units] == [
@@ -88,7 +88,7 @@ def test_the_command_takes_every_line_of_units_manifests_and_alerts(monkeypatch:
 @pytest.mark.parametrize(
     "line", ["oncekey worker --app a:b --bogus", "oncekey worker", "oncekey wrk", "oncekey migrate up --phase never"]
 )
-def test_a_line_that_the_command_does_not_take_is_found(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_check_rejects_invalid_commands(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Exception, match=r"bogus|Missing|No such command|never"):
         accepted(shlex.split(line), monkeypatch)
 
@@ -108,7 +108,7 @@ def test_a_supervisor_waits_longer_than_the_grace() -> None:
 # systemd
 
 
-def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+def test_systemd_analyze_accepts_the_units(tmp_path: Path) -> None:
     # It looks for what units name: this environment's own command, and a folder and a user of this machine.
     own = Path(sys.executable).with_name("oncekey")
     changes = [
@@ -126,7 +126,7 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     assert "Restrat" in verify(paths)
 
 
-def test_a_checker_that_is_missing_is_a_failure_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_checker_fails_with_the_make_command(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, variable in VARIABLES.items():
         monkeypatch.setenv(variable, "no-such-program")
         with pytest.raises(CheckerMissingError, match=f"No {name} was found: `make "):
@@ -145,7 +145,7 @@ def _unit(text: str) -> dict[str, list[tuple[str, str]]]:
     return sections
 
 
-def test_units_hold_no_secret_and_are_shut_in() -> None:
+def test_systemd_units_contain_no_secrets_and_are_sandboxed() -> None:
     for name in (one for one in UNITS if one.endswith(".service")):
         service = dict(_unit(FILES[name])["Service"])
         assert service["EnvironmentFile"] == "/etc/oncekey/environment"
@@ -165,7 +165,7 @@ def _shapes() -> list[dict[str, Any]]:
     return [shape for name in (*MANIFESTS, OPERATOR_RULES) for shape in yaml.safe_load_all(FILES[name])]
 
 
-def test_kubernetes_finds_nothing_wrong() -> None:
+def test_kubernetes_manifests_match_their_schemas() -> None:
     shapes = _shapes()
     assert [shape["kind"] for shape in shapes] == [
         "Deployment", "PodDisruptionBudget", "Job", "PodMonitor", "CronJob", "PrometheusRule",
@@ -179,7 +179,7 @@ def test_kubernetes_finds_nothing_wrong() -> None:
         validate({**shapes[0], "specs": {}}, latest_version(), strict=True)
 
 
-def test_selectors_find_the_pods_and_ports_are_those_that_are_named() -> None:
+def test_kubernetes_selectors_and_ports_match_the_pods() -> None:
     deployment, budget, _, monitor, *_ = _shapes()
     labels = deployment["spec"]["template"]["metadata"]["labels"].items()
     for selector in (deployment["spec"]["selector"], budget["spec"]["selector"], monitor["spec"]["selector"]):
@@ -198,7 +198,7 @@ def test_selectors_find_the_pods_and_ports_are_those_that_are_named() -> None:
     assert (scraped["port"], scraped["path"]) == ("health", "/metrics")
 
 
-def test_the_stores_url_comes_from_a_secret_and_nothing_runs_as_root() -> None:
+def test_containers_read_the_store_url_from_a_secret_without_root() -> None:
     for container in _containers():
         (url,) = (one for one in container["env"] if one["name"] == "ONCEKEY_STORE")
         assert url == {"name": "ONCEKEY_STORE", "valueFrom": {"secretKeyRef": {"name": "oncekey", "key": "store-url"}}}
@@ -236,7 +236,7 @@ class _Charges(BaseHTTPRequestHandler):
 
 
 @pytest.mark.parametrize("scheduled", ["systemd", "kubernetes"])
-def test_the_command_of_the_nightly_comparison_runs(
+def test_scheduled_ledger_reconciliation_command_runs(
     scheduled: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # R271: the words of the unit and of the CronJob, against a store and a ledger that agree, and one that does not
@@ -273,7 +273,7 @@ def test_the_command_of_the_nightly_comparison_runs(
     assert (differing.exit_code, [one["kind"] for one in told["differences"]]) == (1, ["orphan_charge"])
 
 
-def test_the_nightly_comparison_is_a_line_of_the_checklist() -> None:
+def test_production_checklist_includes_the_scheduled_reconciliation() -> None:
     # R271
     checklist = (ROOT / "docs" / "howto" / "production-checklist.md").read_text("utf-8")
     assert "oncekey-ledger.timer" in checklist

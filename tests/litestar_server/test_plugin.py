@@ -145,7 +145,7 @@ async def test_the_claim_comes_after_guards_dependencies_and_validation(shop: Sh
 
 
 @pytest.mark.parametrize("reads_first", [False, True])
-async def test_what_is_compressed_is_not_stored(shop: Shop, reads_first: bool) -> None:
+async def test_the_stored_body_is_uncompressed(shop: Shop, reads_first: bool) -> None:
     # gzip bytes were replayed to a client that takes none; unprotected routes are compressed as before
     large = "tea" * 1000
 
@@ -178,7 +178,7 @@ async def test_what_is_compressed_is_not_stored(shop: Shop, reads_first: bool) -
     assert (open_.header("content-encoding"), json.loads(gzip.decompress(open_.body))) == ("gzip", {"item": large})
 
 
-async def test_all_other_middleware_is_fresh_on_every_replay(shop: Shop) -> None:
+async def test_middleware_runs_again_on_every_replay(shop: Shop) -> None:
     # of the application, of a router, of a controller and of the handler itself
     count = 0
 
@@ -291,7 +291,7 @@ def test_streams_are_captured_and_endless_ones_refused(shop: Shop, caplog: pytes
     assert "event_stream_cannot_be_enrolled" in caplog.text
 
 
-async def test_errors_are_answers_of_the_applications_own_handlers(shop: Shop) -> None:
+async def test_exception_handler_responses_are_stored(shop: Shop) -> None:
     # L6: what is raised is rolled back, and a final no is stored; 500 runs again
     class OutOfStockError(Exception):
         pass
@@ -323,7 +323,7 @@ async def test_errors_are_answers_of_the_applications_own_handlers(shop: Shop) -
     assert (shop.runs, shop.sold) == (["gone", "teapot", "oops", "oops"], [])
 
 
-async def test_an_answer_of_ours_is_no_data_of_the_handler(shop: Shop) -> None:
+async def test_oncekey_responses_bypass_the_return_dto(shop: Shop) -> None:
     # a DTO reads the fields of whatever a handler returns
     @post("/orders", dto=DataclassDTO[Order], return_dto=DataclassDTO[Order])
     @shop.once.protect(effects=LOCAL)
@@ -339,7 +339,7 @@ async def test_an_answer_of_ours_is_no_data_of_the_handler(shop: Shop) -> None:
     assert (first.json(), again.body, again.replayed) == ({"item": "tea"}, first.body, True)
 
 
-async def test_a_background_task_runs_once_and_never_on_a_false_success(shop: Shop) -> None:
+async def test_a_background_task_runs_once_and_only_after_success(shop: Shop) -> None:
     # what is not stored goes out as an answer of ours
     @post("/orders")
     @shop.once.protect(effects=INLINE)
@@ -358,7 +358,7 @@ async def test_a_background_task_runs_once_and_never_on_a_false_success(shop: Sh
 
 
 @pytest.mark.parametrize("key", [None, "a-key-of-sixteen-letters"])
-async def test_a_body_that_takes_too_long(tmp_path: Path, key: str | None) -> None:
+async def test_a_slow_litestar_body_returns_408(tmp_path: Path, key: str | None) -> None:
     shop = Shop(tmp_path, body_timeout=timedelta(milliseconds=1))
 
     @post("/orders")
@@ -375,7 +375,7 @@ async def test_a_body_that_takes_too_long(tmp_path: Path, key: str | None) -> No
     assert (reply.status, reply.code, shop.runs) == (408, "idempotency_body_too_slow", [])
 
 
-async def test_openapi_describes_what_is_protected(shop: Shop) -> None:
+async def test_litestar_openapi_describes_protected_routes(shop: Shop) -> None:
     # R228, R229; also where nothing is started, as `litestar schema openapi` writes it
     @post("/orders")
     @shop.once.protect(effects=LOCAL)
@@ -399,7 +399,7 @@ async def test_openapi_describes_what_is_protected(shop: Shop) -> None:
     assert "/idempotency-keys/{key}" in document["paths"]
 
 
-async def test_in_whose_name_a_completer_goes_on(shop: Shop) -> None:
+async def test_a_completer_resumes_as_the_litestar_principal(shop: Shop) -> None:
     # H7, R120
     names: list[Any] = []
 
@@ -425,7 +425,7 @@ async def test_in_whose_name_a_completer_goes_on(shop: Shop) -> None:
     assert names == [(None, "mine", "never kept"), ("ann", "mine", None)]
 
 
-async def test_enrolled_by_path(shop: Shop) -> None:
+async def test_a_litestar_route_can_be_enrolled_by_path(shop: Shop) -> None:
     @post("/legacy/{number:int}")
     async def legacy(number: int) -> dict[str, int]:
         shop.runs.append(number)
@@ -440,7 +440,7 @@ async def test_enrolled_by_path(shop: Shop) -> None:
     assert (first.json(), again.replayed, shop.runs) == ({"number": 3}, True, [3])
 
 
-async def test_two_once_in_one_application(tmp_path: Path) -> None:
+async def test_two_once_instances_serve_one_litestar_application(tmp_path: Path) -> None:
     # each handler is claimed by its own
     one, two = Shop(tmp_path), Shop(tmp_path)
 
@@ -509,7 +509,7 @@ async def test_server_sent_events_are_refused(shop: Shop) -> None:
     await refused(shop.app(events), r"events returns server-sent events, which cannot be stored")
 
 
-async def test_a_protection_that_is_not_served_is_refused(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unserved_protection_is_rejected_or_logged(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     async def bare() -> None: ...
 
     shop.once.protect(effects=LOCAL)(bare)
@@ -532,7 +532,7 @@ async def test_a_protection_that_is_not_served_is_refused(shop: Shop, caplog: py
     assert "nowhere is protected, but no route serves it" in caplog.text
 
 
-async def test_what_is_enrolled_twice_or_nowhere_is_refused(shop: Shop) -> None:
+async def test_duplicate_and_unmatched_enrolments_are_rejected(shop: Shop) -> None:
     @post("/orders")
     @shop.once.protect(effects=LOCAL)
     async def create() -> None: ...
@@ -542,14 +542,14 @@ async def test_what_is_enrolled_twice_or_nowhere_is_refused(shop: Shop) -> None:
     await refused(shop.app(create, plugin={"enrol": {"POST /nowhere": by_path}}), r"protects nothing: no route")
 
 
-def test_the_wrong_order_a_generator_and_no_tenant_are_refused(shop: Shop) -> None:
+def test_litestar_decoration_mistakes_are_rejected(shop: Shop) -> None:
     with pytest.raises(ConfigurationError, match=r"@once.protect\(...\) goes above a function"):
 
         @shop.once.protect(effects=LOCAL)
         @post("/orders")
         async def wrong() -> None: ...
 
-    with pytest.raises(ConfigurationError, match="a generator streams its answer piece by piece"):
+    with pytest.raises(ConfigurationError, match="a generator streams its response piece by piece"):
 
         @shop.once.protect(effects=LOCAL)
         async def pieces() -> AsyncIterator[bytes]:
@@ -559,7 +559,7 @@ def test_the_wrong_order_a_generator_and_no_tenant_are_refused(shop: Shop) -> No
         OncePlugin(shop.once, tenant=None)  # type: ignore[arg-type]
 
 
-async def test_get_only_is_refused(shop: Shop) -> None:
+async def test_a_get_only_litestar_route_is_rejected(shop: Shop) -> None:
     @get("/orders")
     @shop.once.protect(effects=LOCAL)
     async def look() -> None: ...

@@ -17,7 +17,7 @@ def new_key() -> str:
     return str(uuid.uuid4())
 
 
-def test_what_fails_is_undone_and_runs_again(shop: Shop) -> None:
+def test_a_failed_local_request_rolls_back_and_can_be_retried(shop: Shop) -> None:
     # L6
     with Served(shop.application()) as server:
         key, order = new_key(), {"item": "tea", "does": "stumble"}
@@ -29,7 +29,7 @@ def test_what_fails_is_undone_and_runs_again(shop: Shop) -> None:
     assert shop.sold == ["tea"]
 
 
-def test_a_final_no_is_kept_with_its_rows(shop: Shop) -> None:
+def test_a_returned_409_is_stored_with_its_rows(shop: Shop) -> None:
     with Served(shop.application()) as server:
         key, order = new_key(), {"item": "tea", "status": 409}
         assert send(server.port, "/local", order, key=key).status == 409
@@ -37,7 +37,7 @@ def test_a_final_no_is_kept_with_its_rows(shop: Shop) -> None:
     assert (again.status, again.replayed, shop.sold) == (409, True, ["tea"])
 
 
-def test_what_may_have_been_sent_is_not_sent_again(shop: Shop) -> None:
+def test_a_failed_inline_request_is_not_repeated(shop: Shop) -> None:
     # F5
     with Served(shop.application()) as server:
         key, order = new_key(), {"item": "tea", "does": "stumble"}
@@ -47,7 +47,7 @@ def test_what_may_have_been_sent_is_not_sent_again(shop: Shop) -> None:
     assert len(shop.charges) == 1
 
 
-def test_a_phased_handler_is_gone_on_with(shop: Shop) -> None:
+def test_a_retry_resumes_a_phased_litestar_handler(shop: Shop) -> None:
     # H1, R116
     with Served(shop.application()) as server:
         key, order = new_key(), {"item": "tea", "does": "stumble"}
@@ -60,7 +60,7 @@ def test_a_phased_handler_is_gone_on_with(shop: Shop) -> None:
     assert (shop.sold, len(shop.charges), len(shop.runs)) == (["tea", "tea paid"], 1, 2)
 
 
-def test_workers_of_the_same_process_deliver_and_go_on(url: str) -> None:
+def test_in_process_workers_deliver_and_resume(url: str) -> None:
     # H7, OUTBOX: they start and stop with the server
     shop = Shop(url, workers=True, policy=Policy(complete_interval=timedelta(seconds=0.2)))
     with Served(shop.application()) as server:
@@ -80,7 +80,7 @@ def test_workers_of_the_same_process_deliver_and_go_on(url: str) -> None:
     assert (shop.sold, shop.sent) == (["milk", "milk paid", "tea"], [{"item": "tea"}])
 
 
-def test_without_a_key_where_that_is_allowed(shop: Shop) -> None:
+def test_optional_key_routes_accept_keyless_requests(shop: Shop) -> None:
     with Served(shop.application()) as server:
         assert [send(server.port, "/optional", {"item": "tea"}, key=None).status for _ in range(2)] == [201, 201]
         assert send(server.port, "/optional", {"item": "undone", "does": "stumble"}, key=None).status == 500
@@ -88,7 +88,7 @@ def test_without_a_key_where_that_is_allowed(shop: Shop) -> None:
     assert shop.sold == ["tea", "tea"]
 
 
-def test_the_status_of_a_key(shop: Shop) -> None:
+def test_the_status_resource_reports_completed_and_running_keys(shop: Shop) -> None:
     # R29, R84: who asks sees his own keys only
     with Served(shop.application()) as server:
         key = f"with/a slash//{new_key()}"
@@ -108,7 +108,7 @@ def test_the_status_of_a_key(shop: Shop) -> None:
     assert (strange.status, running.json()["state"]) == (404, "in_progress")
 
 
-def test_the_link_of_a_refusal_leads_to_a_page(small_shop: Shop) -> None:
+def test_the_link_header_of_a_refusal_points_to_the_page(small_shop: Shop) -> None:
     # R11, R230
     with Served(small_shop.application()) as server:
         refused = send(server.port, "/local", {"item": "tea"}, key=None)
@@ -118,7 +118,7 @@ def test_the_link_of_a_refusal_leads_to_a_page(small_shop: Shop) -> None:
     assert f'<h3 id="{slug}">' in page.body.decode()
 
 
-def test_a_stop_waits_for_what_runs(shop: Shop) -> None:
+def test_stopping_litestar_waits_for_running_requests(shop: Shop) -> None:
     # P5: what a server has begun is settled before its process ends
     key, order = new_key(), {"item": "tea", "does": "wait"}
     replies: list[Reply] = []

@@ -40,7 +40,7 @@ def records(url: str) -> int:
 
 @pytest.mark.parametrize("before_send", ["autocommit", None])
 @pytest.mark.parametrize("first", [False, True])
-def test_the_rows_and_the_key_are_one_commit(url: str, before_send: Any, first: bool) -> None:
+def test_the_injected_session_commits_with_the_key(url: str, before_send: Any, first: bool) -> None:
     # R71: its commit() only flushes, and the plugin's own commit before the answer finds nothing to do; nor does it
     # matter which plugin is named first
     shop = SqlShop(url, before_send=before_send, first=first)
@@ -52,7 +52,7 @@ def test_the_rows_and_the_key_are_one_commit(url: str, before_send: Any, first: 
     assert (sold(url), shop.runs, shop.commits.together) == (["tea"], ["tea"], [True])
 
 
-def test_what_fails_at_the_commit_is_no_success(tables_dsn: str) -> None:
+def test_a_failed_litestar_commit_returns_500(tables_dsn: str) -> None:
     # The plugin swallows a failing commit: 201 and no row on the route that is not protected; ours is no success, and
     # leaves no record
     shop = SqlShop(tables_dsn)
@@ -67,7 +67,7 @@ def test_what_fails_at_the_commit_is_no_success(tables_dsn: str) -> None:
     assert sold(tables_dsn) == ["lost"]  # what its own commit() had committed before
 
 
-def test_what_is_raised_or_rolled_back_leaves_nothing(url: str) -> None:
+def test_exceptions_and_rollbacks_leave_no_rows(url: str) -> None:
     # L6, F20
     shop = SqlShop(url)
     with shop.served() as port:
@@ -79,7 +79,7 @@ def test_what_is_raised_or_rolled_back_leaves_nothing(url: str) -> None:
     assert sold(url) == ["c"]
 
 
-def test_nobody_ends_the_transaction_by_words(url: str) -> None:
+def test_a_commit_statement_in_the_session_is_rejected(url: str) -> None:
     # L5
     shop = SqlShop(url)
     with shop.served() as port:
@@ -100,7 +100,7 @@ def test_a_dependency_may_read_before_the_claim_and_not_write(url: str) -> None:
     assert (sold(url), shop.commits.together) == (["milk", "tea"], [True, True])
 
 
-def test_without_a_key_it_commits_as_well(url: str) -> None:
+def test_keyless_and_unprotected_requests_commit(url: str) -> None:
     shop = SqlShop(url)
     with shop.served() as port:
         assert send(port, "/optional", {"item": "tea"}, key=None).status == 201
@@ -110,7 +110,7 @@ def test_without_a_key_it_commits_as_well(url: str) -> None:
     assert sold(url) == ["inline", "plain", "tea"]
 
 
-def test_each_phase_is_a_commit_of_the_same_session(url: str) -> None:
+def test_each_phase_commits_the_injected_session(url: str) -> None:
     # R116
     shop = SqlShop(url)
     with shop.served() as port:

@@ -99,7 +99,7 @@ def way(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-async def test_in_flight_there_is_a_lock_and_no_row(way: str, tables_dsn: str) -> None:
+async def test_running_request_holds_a_lock_and_no_row(way: str, tables_dsn: str) -> None:
     # F12, F21, L8, R84
     async with Shop(way, tables_dsn).open() as shop:
         async with shop.busy() as first:
@@ -132,7 +132,7 @@ async def test_a_status_may_be_a_member_of_an_enumeration(way: str, tables_dsn: 
         assert shop.rows == ["coffee"]
 
 
-async def test_one_insert_and_no_dead_row(way: str, tables_dsn: str) -> None:
+async def test_request_writes_one_insert_without_updates(way: str, tables_dsn: str) -> None:
     # design 3: the row is written once, in the transaction of the business
     async with Shop(way, tables_dsn).open() as shop:
         await shop.send()
@@ -154,7 +154,7 @@ ENDINGS = [
 ]
 
 
-async def test_what_is_kept_of_each_ending(way: str, tables_dsn: str) -> None:
+async def test_each_handler_ending_keeps_or_drops_rows_and_response(way: str, tables_dsn: str) -> None:
     # F17, L6: returned commits, raised rolls back, and what is not stored leaves nothing
     async with Shop(way, tables_dsn).open() as shop:
         for number, (how, status, kept, stored) in enumerate(ENDINGS):
@@ -225,7 +225,7 @@ async def test_a_waiter_holds_no_connection(way: str, tables_dsn: str) -> None:
         assert len(shop.runs) == 2
 
 
-async def test_another_request_under_a_key_in_flight_waits_for_nothing(way: str, tables_dsn: str) -> None:
+async def test_mismatch_with_a_running_key_returns_422_at_once(way: str, tables_dsn: str) -> None:
     # R38, C8, L8: also where the same request would wait, and where no connection is left
     async with Shop(way, tables_dsn, on_in_progress="wait", wait_max=60, pool_size=2).open() as shop:
         async with shop.busy() as first:
@@ -235,7 +235,7 @@ async def test_another_request_under_a_key_in_flight_waits_for_nothing(way: str,
         assert ((await first).status, shop.rows) == (201, ["tea"])
 
 
-async def test_an_answer_can_be_had_while_all_connections_are_in_handlers_hands(way: str, tables_dsn: str) -> None:
+async def test_replay_succeeds_while_handlers_hold_all_connections(way: str, tables_dsn: str) -> None:
     # R69: a replay and a duplicate need no place among the handlers
     async with Shop(way, tables_dsn, pool_size=2).open() as shop:
         known = new_key()
@@ -249,7 +249,7 @@ async def test_an_answer_can_be_had_while_all_connections_are_in_handlers_hands(
         assert shop.rows == ["coffee", "tea"]
 
 
-async def test_a_number_that_somebody_else_locked_is_a_409_and_then_a_success(way: str, tables_dsn: str) -> None:
+async def test_foreign_advisory_lock_on_the_key_returns_409(way: str, tables_dsn: str) -> None:
     # F19: a collision, or the application's own lock
     async with Shop(way, tables_dsn).open() as shop:
         seen: list[int] = []
@@ -267,7 +267,7 @@ async def test_a_number_that_somebody_else_locked_is_a_409_and_then_a_success(wa
         assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
 
 
-async def test_the_same_key_inside_itself_is_in_progress(tables_dsn: str) -> None:
+async def test_nested_request_with_the_same_key_returns_409(tables_dsn: str) -> None:
     # F18, L7: the lock is not re-entrant for us, because each operation has a connection of its own
     shop = Shop("asyncpg", tables_dsn)
     inner: list[Any] = []
@@ -284,7 +284,7 @@ async def test_the_same_key_inside_itself_is_in_progress(tables_dsn: str) -> Non
         assert shop.rows == ["coffee", "tea"]
 
 
-async def test_another_operation_inside_is_its_own(tables_dsn: str) -> None:
+async def test_nested_request_with_another_key_is_independent(tables_dsn: str) -> None:
     # L7: an outer failure does not undo what the inner one has acknowledged
     shop = Shop("asyncpg", tables_dsn)
 
@@ -324,9 +324,7 @@ def far(way: str, dsn: str, proxy: Proxy) -> Shop:
     return Shop(way, dsn, url=through(dsn, proxy.port))
 
 
-async def test_a_commit_whose_reply_was_lost_is_answered_from_the_record(
-    way: str, tables_dsn: str, proxy: Proxy
-) -> None:
+async def test_lost_commit_reply_is_resolved_from_the_record(way: str, tables_dsn: str, proxy: Proxy) -> None:
     # F8, P7
     async with far(way, tables_dsn, proxy).open() as shop:
         lost: list[Any] = []
@@ -349,7 +347,7 @@ async def test_a_commit_that_never_arrived_is_proven_rolled_back(way: str, table
         assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
 
 
-async def test_a_commit_that_is_still_under_way_is_no_roll_back(way: str, tables_dsn: str, proxy: Proxy) -> None:
+async def test_pending_commit_is_not_treated_as_rollback(way: str, tables_dsn: str, proxy: Proxy) -> None:
     # F8, P7: an absent row says nothing while the lock is not free
     async with far(way, tables_dsn, proxy).open() as shop:
         late: list[Any] = []
@@ -361,7 +359,7 @@ async def test_a_commit_that_is_still_under_way_is_no_roll_back(way: str, tables
         assert (again.status, again.replayed, shop.rows, len(shop.runs)) == (201, True, ["tea"], 1)
 
 
-async def test_a_server_that_ended_the_transaction_has_undone_it(way: str, tables_dsn: str) -> None:
+async def test_transaction_terminated_by_the_server_returns_503(way: str, tables_dsn: str) -> None:
     # F15, L4: the lease is the server's time-out
     async with Shop(way, tables_dsn).open() as shop:
         killing = (
@@ -375,7 +373,7 @@ async def test_a_server_that_ended_the_transaction_has_undone_it(way: str, table
         assert ((await shop.send()).status, shop.rows) == (201, ["tea"])
 
 
-async def test_what_is_deferred_commits_with_the_rows(tables_dsn: str) -> None:
+async def test_deferred_call_commits_with_the_rows(tables_dsn: str) -> None:
     # row 3, R123: record, parcel and business rows are one transaction
     database = PostgresDatabase(tables_dsn, "asyncpg")
     shop = RealShop(database)
@@ -407,7 +405,7 @@ async def test_what_is_deferred_commits_with_the_rows(tables_dsn: str) -> None:
         assert ([reply.status for reply in declined], shop.states) == ([402], ["completed", "pending"])
 
 
-async def test_the_status_resource_sees_who_has_no_row_yet(way: str, tables_dsn: str) -> None:
+async def test_status_resource_shows_a_running_request_without_row(way: str, tables_dsn: str) -> None:
     # F21, L8
     shop = Shop(way, tables_dsn)
     app = FastAPI()

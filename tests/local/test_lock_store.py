@@ -126,7 +126,7 @@ async def test_a_new_key_is_locked_and_has_no_row_until_the_commit(package: str,
         assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
 
 
-async def test_a_duplicate_knows_itself_without_a_look_at_all_locks(package: str, dsn: str) -> None:
+async def test_identical_duplicate_is_detected_without_reading_all_locks(package: str, dsn: str) -> None:
     # R66: a crowd of retries costs the server no more than before
     rows(
         dsn,
@@ -142,7 +142,7 @@ async def test_a_duplicate_knows_itself_without_a_look_at_all_locks(package: str
         assert await at.finish(claim, entry, tx)
 
 
-async def test_others_who_come_twice_do_not_disturb_each_other(package: str, dsn: str) -> None:
+async def test_concurrent_mismatching_requests_do_not_interfere(package: str, dsn: str) -> None:
     # R38: their marks stay until their transactions end, and prove nothing, because they do not hold the key
     async with desk(package, dsn) as at:
         claim = a_claim()
@@ -159,7 +159,7 @@ async def test_others_who_come_twice_do_not_disturb_each_other(package: str, dsn
         assert isinstance(await at.look(again(claim)), Replay)
 
 
-async def test_a_holder_without_a_mark_proves_nothing(package: str, dsn: str) -> None:
+async def test_lock_holder_without_mark_is_reported_as_busy(package: str, dsn: str) -> None:
     # R38: a false 422 would end a client's retries, so it needs a mark that was seen and not one that was missed
     async with desk(package, dsn) as at:
         claim = a_claim()
@@ -171,7 +171,7 @@ async def test_a_holder_without_a_mark_proves_nothing(package: str, dsn: str) ->
             assert await adrive(at.locks.holder(lock), at.engine.driver.run) is Holder.SOMEBODY
 
 
-async def test_what_was_committed_before_the_holder_was_seen_counts(package: str, dsn: str) -> None:
+async def test_record_committed_during_the_holder_check_is_replayed(package: str, dsn: str) -> None:
     # R38: the owner commits, another body takes the free lock for a moment, and the owner's duplicate sees that one
     async with desk(package, dsn) as at:
         first = a_claim()
@@ -188,7 +188,7 @@ async def test_what_was_committed_before_the_holder_was_seen_counts(package: str
         assert rows(dsn, RECORD) == []
 
 
-async def test_a_record_that_waits_for_its_own_request_is_not_anothers(package: str, dsn: str) -> None:
+async def test_lock_of_a_mismatching_request_reports_busy_to_the_retry(package: str, dsn: str) -> None:
     # R38, L1: another body takes the lock only to be refused by the record, and proves nothing meanwhile
     async with desk(package, dsn) as at:
         first = a_claim()
@@ -204,7 +204,7 @@ async def test_a_record_that_waits_for_its_own_request_is_not_anothers(package: 
         assert isinstance(await at.look(retry), LockHeld)
 
 
-async def test_a_new_life_of_an_expired_key_is_its_first_requests(package: str, dsn: str) -> None:
+async def test_expired_key_belongs_to_the_first_new_request(package: str, dsn: str) -> None:
     # R38, row 31
     async with desk(package, dsn) as at:
         first = a_claim()
@@ -216,7 +216,7 @@ async def test_a_new_life_of_an_expired_key_is_its_first_requests(package: str, 
         await tx.rollback()
 
 
-async def test_a_glance_tells_the_same_request_from_another(package: str, dsn: str) -> None:
+async def test_peek_distinguishes_the_same_request_from_another(package: str, dsn: str) -> None:
     # R38, L8
     async with desk(package, dsn) as at:
         claim = a_claim()
@@ -235,7 +235,7 @@ async def test_a_glance_tells_the_same_request_from_another(package: str, dsn: s
         assert await glance(a_claim()) is None
 
 
-async def test_who_was_here_first_stays_so_between_two_transactions(package: str, dsn: str) -> None:
+async def test_record_only_store_is_busy_while_another_holds_the_lock(package: str, dsn: str) -> None:
     # L6, R38: its roll-back freed the key for a moment, and another body came
     async with desk(package, dsn) as at:
         claim = a_claim()
@@ -245,7 +245,7 @@ async def test_who_was_here_first_stays_so_between_two_transactions(package: str
         await tx.rollback()
 
 
-async def test_without_the_mark_another_body_is_told_to_wait(package: str, dsn: str) -> None:
+async def test_missing_mark_makes_another_body_wait(package: str, dsn: str) -> None:
     # R38: who misses the lock cannot know whose it is
     spoil(dsn, "lock_request_2", "marked := pg_try_advisory_xact_lock_shared(family, mark)", "marked := true")
     spoil(dsn, "lock_request_2", "marked := pg_try_advisory_xact_lock(family, mark)", "NULL")
@@ -256,7 +256,7 @@ async def test_without_the_mark_another_body_is_told_to_wait(package: str, dsn: 
         await tx.rollback()
 
 
-async def test_a_missing_mark_taken_for_anothers_would_refuse_honest_retries(package: str, dsn: str) -> None:
+async def test_missing_mark_treated_as_mismatch_would_reject_retries(package: str, dsn: str) -> None:
     # R38: during a deploy, and whenever a transaction ends whose locks go one by one
     seen, missed = "count(marked.pid) > 0 AND NOT bool_or(", "bool_and(marked.pid IS NULL OR NOT "
     spoil(dsn, "lock_holder", seen, missed)
@@ -285,7 +285,7 @@ async def test_a_record_counts_whether_or_not_the_lock_was_got(package: str, dsn
             assert await at.look(again(claim, fingerprint=OTHER_FINGERPRINT)) == Refuse(Code.KEY_REUSED)
 
 
-async def test_a_retryable_record_is_completed_in_its_own_life(package: str, dsn: str) -> None:
+async def test_retryable_record_is_completed_in_its_incarnation(package: str, dsn: str) -> None:
     # row 17, L3, F14
     async with desk(package, dsn) as at:
         first = a_claim()
@@ -308,7 +308,7 @@ async def test_a_retryable_record_is_completed_in_its_own_life(package: str, dsn
 
 
 @pytest.mark.parametrize("ended", ["completed", "retryable"])
-async def test_an_expired_record_begins_a_new_life(package: str, dsn: str, ended: str) -> None:
+async def test_expired_record_starts_a_new_incarnation(package: str, dsn: str, ended: str) -> None:
     # row 31, L3, F14
     async with desk(package, dsn) as at:
         first = a_claim()
@@ -331,7 +331,7 @@ async def test_an_expired_record_begins_a_new_life(package: str, dsn: str, ended
 
 
 @pytest.mark.parametrize("kind", [WriteKind.RETRYABLE, WriteKind.REPLACE_EXPIRED])
-async def test_who_saw_an_older_version_writes_nothing(package: str, dsn: str, kind: WriteKind) -> None:
+async def test_commit_with_an_outdated_version_writes_nothing(package: str, dsn: str, kind: WriteKind) -> None:
     # F14, L3: version and predicate are compared in the statement that writes
     async with desk(package, dsn) as at:
         first = a_claim()
@@ -349,7 +349,7 @@ async def test_who_saw_an_older_version_writes_nothing(package: str, dsn: str, k
         assert (at.record()[0], at.effects) == ("in_progress", 0)
 
 
-async def test_two_who_both_saw_no_row_store_one_answer(package: str, dsn: str) -> None:
+async def test_concurrent_commits_of_a_new_key_store_one_response(package: str, dsn: str) -> None:
     # R68, row 2: the primary key is the last line of defence (a collision of a lock that was lost)
     async with desk(package, dsn) as at:
         claim = a_claim()
@@ -365,7 +365,7 @@ async def test_two_who_both_saw_no_row_store_one_answer(package: str, dsn: str) 
 
 
 @pytest.mark.parametrize("effects", [Effects.INLINE, Effects.PHASED, Effects.OUTBOX])
-async def test_records_of_other_effects_follow_their_own_way(package: str, dsn: str, effects: Effects) -> None:
+async def test_record_with_other_effects_must_be_claimed_first(package: str, dsn: str, effects: Effects) -> None:
     # L3, P2, F4: a deploy changed the route's effects
     async with desk(package, dsn) as at:
         first = a_claim(effects=effects, recovery=Recovery.RETRY)
@@ -374,7 +374,7 @@ async def test_records_of_other_effects_follow_their_own_way(package: str, dsn: 
         assert await at.look(again(first, effects=Effects.LOCAL)) == ClaimFirst()
 
 
-async def test_a_claim_in_progress_is_not_walked_over(package: str, dsn: str) -> None:
+async def test_claim_in_progress_is_not_overwritten(package: str, dsn: str) -> None:
     # L3: of a version of ours that claims first
     async with desk(package, dsn) as at:
         first = a_claim()
@@ -415,7 +415,7 @@ async def told(tx: AsyncOpenTransaction, sql: str) -> str:
     return str((await (await tx.connection.execute(sql)).fetchone())[0])
 
 
-async def test_an_absent_record_proves_a_roll_back_only_to_who_holds_the_lock(package: str, dsn: str) -> None:
+async def test_missing_record_proves_rollback_only_under_the_lock(package: str, dsn: str) -> None:
     # F8, P7
     async with desk(package, dsn) as at:
         claim, policy = a_claim(), Policy()
@@ -432,7 +432,7 @@ async def test_an_absent_record_proves_a_roll_back_only_to_who_holds_the_lock(pa
         assert isinstance(entry, LockHeld)
 
 
-async def test_a_record_by_itself(package: str, dsn: str) -> None:
+async def test_record_is_stored_without_business_rows(package: str, dsn: str) -> None:
     # L6: what a raised 4xx leaves; said twice it is the same record
     async with desk(package, dsn) as at:
         claim = a_claim()
@@ -449,7 +449,7 @@ async def test_a_record_by_itself(package: str, dsn: str) -> None:
         assert at.record()[:4] == ("completed", 1, 1, 1)
 
 
-async def test_from_17_on_the_deadline_ends_a_transaction_that_hangs_inside_a_message() -> None:
+async def test_transaction_timeout_is_the_deadline_from_postgres_17() -> None:
     # F15: such a client is neither idle nor executing, so no other time-out of the server sees it
     newest = max(installations(), key=lambda one: one.major)
     assert newest.major >= 17
@@ -463,7 +463,7 @@ async def test_from_17_on_the_deadline_ends_a_transaction_that_hangs_inside_a_me
 
 
 @pytest.mark.parametrize("now", [0, 17 * HOUR])
-def test_the_lease_of_a_new_key_is_that_of_the_record_that_it_would_have_been(now: int) -> None:
+def test_lease_of_a_new_key_equals_a_claimed_one(now: int) -> None:
     claim = a_claim()
     entry = local.enter(Locked(got=True, snapshot=Snapshot(None, now), begun=1), claim, Policy())
     assert isinstance(entry, LockHeld)
@@ -479,11 +479,11 @@ class Ticking:
         return self.now
 
 
-def test_nothing_is_guessed_before_something_was_told() -> None:
+def test_expiry_guess_needs_a_server_time() -> None:
     assert Guess(Ticking()).second(TTL) is None
 
 
-def test_the_clock_goes_on_and_the_highest_estimate_is_kept() -> None:
+def test_expiry_guess_keeps_the_highest_estimate() -> None:
     clock = Ticking()
     guess = Guess(clock)
     guess.learn(5_000_400_000)  # the server's clock said 5000.4 some time ago

@@ -127,7 +127,7 @@ def test_a_commit_inside_a_procedure_is_noticed_by_its_savepoint(driver, empty_e
     assert either_server.say("SELECT count(*) FROM oncekey_lock", name) == ((0,),)
 
 
-def test_what_a_handler_leaves_in_its_session_is_gone(driver):
+def test_mariadb_session_state_is_reset_after_a_handler(driver):
     tx, _ = locked(driver, a_claim("leaves"))
     with tx.connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_mode = '', time_zone = '+05:00'")
@@ -148,7 +148,7 @@ def test_what_a_handler_leaves_in_its_session_is_gone(driver):
     assert "STRICT_ALL_TABLES" in mode
 
 
-def test_no_sql_mode_of_a_handler_opens_a_literal(driver):
+def test_sql_mode_of_a_handler_cannot_break_literals(driver):
     """A key is a client's: what it holds stays a value, also where backslashes escape nothing."""
     key = "a\\' OR 1=1 -- \\"
     claim = a_claim(key)
@@ -198,7 +198,7 @@ def test_a_killed_client_frees_its_key(driver, empty_either):
     wait_until(free)
 
 
-def test_a_killed_server_keeps_what_it_committed(crashable):
+def test_killed_mariadb_server_keeps_committed_records(crashable):
     """R75: what was acknowledged is there after kill -9; what was under way is not."""
     url = migrated(crashable.create_database("crash"))
     with closing(PymysqlDriver(url)) as driver:
@@ -230,7 +230,7 @@ def crashable(request):
 
 
 @pytest.mark.parametrize("way", ["pymysql", "aiomysql", "sqlalchemy"])
-async def test_a_server_that_was_demoted_is_left(empty_either, either_server, way):
+async def test_connection_to_a_read_only_server_is_dropped(empty_either, either_server, way):
     """R110: nothing ran, and the next connection may be to the server that takes writes by now."""
     name = empty_either.rpartition("/")[2]
     either_server.say("CREATE USER IF NOT EXISTS shop")  # an administrator writes nevertheless
@@ -278,7 +278,7 @@ def test_keys_are_bytes(driver):
     assert len({record.incarnation for record in found}) == len(keys)
 
 
-def test_what_is_too_long_is_refused_and_not_cut(driver):
+def test_too_long_value_is_rejected_and_not_truncated(driver):
     """Without strict mode MariaDB would cut a text silently."""
     claim = a_claim("long")
     long = RecordId("s" * 2001, claim.id.key)
@@ -286,7 +286,7 @@ def test_what_is_too_long_is_refused_and_not_cut(driver):
         said(driver, STORE.claim(replace(claim, id=long)))
 
 
-def test_a_statement_that_waited_too_long_undoes_itself_only(empty_either, either_server):
+def test_lock_wait_timeout_rolls_back_the_whole_transaction(empty_either, either_server):
     """1205 leaves the rest of a transaction: what is ours is rolled back by the driver, and none of it committed."""
     with closing(PymysqlDriver(empty_either, statement_timeout=1)) as driver:
         claim = a_claim("waits")
@@ -321,7 +321,7 @@ def test_a_statement_that_waited_too_long_undoes_itself_only(empty_either, eithe
         (1406, Mode.SINGLE, "StoreError"),
     ],
 )
-def test_what_errors_mean(number, mode, kind):
+def test_mariadb_error_numbers_map_to_store_errors(number, mode, kind):
     assert type(statement_error(pymysql.OperationalError(number, "said"), mode, "it")).__name__ == kind
 
 
@@ -335,7 +335,7 @@ def test_what_errors_mean(number, mode, kind):
         (1452, "RolledBackError"),
     ],
 )
-def test_what_errors_of_a_commit_mean(number, kind):
+def test_mariadb_commit_error_numbers_map_to_store_errors(number, kind):
     assert type(commit_error(pymysql.OperationalError(number, "said"), "it")).__name__ == kind
 
 
@@ -404,7 +404,7 @@ def test_a_success_after_a_deadlock_is_refused(driver, empty_either, either_serv
     assert said(driver, STORE.find(claim.id)).record is None
 
 
-def test_a_crowd_whose_first_ones_roll_back_is_refused_and_not_broken(driver):
+def test_concurrent_requests_after_rollbacks_raise_no_errors(driver):
     """MySQL lets who comes at the very same moment wait, and may find a deadlock: that is somebody at it as well."""
     start = threading.Barrier(6)
     failures: list[BaseException] = []
@@ -434,7 +434,7 @@ def test_a_crowd_whose_first_ones_roll_back_is_refused_and_not_broken(driver):
 
 
 @pytest.mark.parametrize("blocking", [False, True], ids=["async", "def"])
-async def test_a_duplicate_over_http_is_told_so_while_the_first_runs(either_url, blocking):
+async def test_duplicate_over_http_returns_409_then_replays(either_url, blocking):
     """The same as a client sees it: 409 in flight, 422 for another request, then the same answer again."""
     shop = RealShop(MariadbDatabase(either_url, "aiomysql", pool_size=6))
     inside, free, go_on = asyncio.Event(), threading.Event(), asyncio.Event()
@@ -473,7 +473,7 @@ async def test_a_duplicate_over_http_is_told_so_while_the_first_runs(either_url,
     assert (shop.rows, shop.states) == (["tea"], ["completed"])
 
 
-def test_the_address_chooses_the_store():
+def test_mariadb_url_is_parsed():
     assert wire.understand("mysql://root@db/shop?pool_size=3").pool_size == 3
     assert wire.understand("mariadb+aiomysql://root@db/shop").package == "aiomysql"
     with pytest.raises(Exception, match="name of a database"):

@@ -85,7 +85,7 @@ def test_every_key_has_one_business_row_and_one_answer(way: str, tables_dsn: str
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("fate", ["stopped", "killed"])
-def test_who_is_gone_frees_the_key_and_leaves_no_row(package: str, fate: str, tables_dsn: str) -> None:
+def test_dead_process_releases_its_key_without_a_row(package: str, fate: str, tables_dsn: str) -> None:
     # F15: a host that is gone keeps its socket; F12: kill -9 frees the key at once
     dsn = tables_dsn
     prepared(dsn)

@@ -181,7 +181,7 @@ async def test_a_rollback_leaves_neither_row_nor_lock(path: Path, module: Module
         assert isinstance(await at.look(again(claim)), LockHeld)
 
 
-async def test_what_is_there_is_settled_by_its_version(path: Path, module: ModuleType) -> None:  # L3, F14
+async def test_existing_record_is_settled_by_its_version(path: Path, module: ModuleType) -> None:  # L3, F14
     async with desk(path, module) as at:
         first = a_claim()
         verdict: Any = await flows.abegin(at.engine, first, Policy())
@@ -211,7 +211,7 @@ async def test_a_record_of_other_effects_is_claimed_first(path: Path, module: Mo
         assert await at.look(again(first, effects=Effects.LOCAL)) == ClaimFirst()
 
 
-async def test_a_deferred_answer_is_one_commit_with_its_parcel(path: Path, module: ModuleType) -> None:  # O1, row 31
+async def test_deferred_response_commits_with_its_parcel(path: Path, module: ModuleType) -> None:  # O1, row 31
     async with desk(path, module) as at:
         first = a_claim()
         await at.finish(first, *await at.enter(first))
@@ -244,7 +244,7 @@ async def folded(at: Desk, claim: Claim, entered: Entry, tx: Any) -> Any:
     return None if rows is None else fold.read(rows)
 
 
-async def test_the_record_can_be_said_with_its_commit(path: Path, module: ModuleType) -> None:
+async def test_record_can_be_written_with_the_commit(path: Path, module: ModuleType) -> None:
     async with desk(path, module) as at:
         assert isinstance(at.driver, AsyncFolds)
         claim = a_claim()
@@ -257,7 +257,7 @@ async def test_the_record_can_be_said_with_its_commit(path: Path, module: Module
         assert not at.driver.is_full
 
 
-async def test_what_fails_with_its_commit_leaves_nothing_open(path: Path, module: ModuleType) -> None:
+async def test_failure_at_commit_leaves_no_open_transaction(path: Path, module: ModuleType) -> None:
     async with desk(path, module) as at:
         claim = a_claim()
         _, tx = await at.enter(claim)
@@ -298,7 +298,7 @@ async def folded_last(at: Desk, tx: Any) -> Any:
 # Who waits for whom
 
 
-async def test_who_only_asks_proves_nothing_against_another_body(path: Path, module: ModuleType) -> None:  # R38, L8
+async def test_waiting_request_does_not_reject_another_body(path: Path, module: ModuleType) -> None:  # R38, L8
     async with desk(path, module) as at:
         _, holder = await at.enter(a_claim())
         claim = a_claim()
@@ -315,7 +315,7 @@ async def test_who_only_asks_proves_nothing_against_another_body(path: Path, mod
         assert isinstance(await at.look(other), LockHeld)
 
 
-async def test_a_stored_answer_waits_for_no_process(path: Path, module: ModuleType, stranger: Any) -> None:
+async def test_replay_does_not_wait_for_another_process(path: Path, module: ModuleType, stranger: Any) -> None:
     # R96: the look comes before the turn to write
     stranger.execute("ROLLBACK")
     async with desk(path, module, patience=0.01) as at:
@@ -331,7 +331,7 @@ async def test_a_stored_answer_waits_for_no_process(path: Path, module: ModuleTy
         assert isinstance(await at.look(a_claim()), LockHeld)
 
 
-async def test_a_stored_answer_waits_for_no_handler(path: Path, module: ModuleType) -> None:
+async def test_replay_does_not_wait_for_a_running_handler(path: Path, module: ModuleType) -> None:
     # R96: where the turn is long in coming, the look comes before it
     async with desk(path, module, look_after=0.001) as at:
         claim = a_claim()
@@ -347,7 +347,7 @@ async def test_a_stored_answer_waits_for_no_handler(path: Path, module: ModuleTy
         assert not at.driver.is_full
 
 
-async def test_who_looked_before_its_turn_looks_again_in_it(path: Path, module: ModuleType) -> None:  # L1
+async def test_request_looks_up_the_record_again_under_the_lock(path: Path, module: ModuleType) -> None:  # L1
     async with desk(path, module, look_after=0.001) as at:
         claim = a_claim()
         entered, holder = await at.enter(claim)
@@ -369,7 +369,7 @@ async def test_who_looked_before_its_turn_looks_again_in_it(path: Path, module: 
         assert at.effects == 1
 
 
-async def test_a_new_key_looks_once_where_nobody_writes(path: Path, module: ModuleType) -> None:
+async def test_new_key_is_looked_up_once_without_a_writer(path: Path, module: ModuleType) -> None:
     async with desk(path, module) as at:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(SqliteTransaction, "look", None)
@@ -437,7 +437,7 @@ async def test_a_lost_commit_is_looked_for_under_the_lock(path: Path, module: Mo
         assert not at.driver.is_full
 
 
-async def test_a_final_no_is_stored_alone(path: Path, module: ModuleType) -> None:  # L6
+async def test_final_failure_is_stored_without_rows(path: Path, module: ModuleType) -> None:  # L6
     async with desk(path, module) as at:
         claim = a_claim()
         flow = local.store_record_only(at.locks, lock_for(claim), claim, Policy(), answered(b"no", status=402))
@@ -445,7 +445,7 @@ async def test_a_final_no_is_stored_alone(path: Path, module: ModuleType) -> Non
         assert at.rows() == [("completed", 1, 1, 1, b"no", "local")]
 
 
-def test_a_transaction_that_everybody_lost_sight_of_gives_the_turn_back(path: Path, module: ModuleType) -> None:
+def test_garbage_collected_transaction_releases_the_writer_lock(path: Path, module: ModuleType) -> None:
     driver = SqliteDriver(path, busy_timeout=0.01, module=module)
     tx = driver.begin()
     tx.connection.execute(INSERT, ("x",))

@@ -36,7 +36,7 @@ def test_help_lists_every_public_target() -> None:
     assert listed >= {"help", "install", "run", "test", "check", "bench", "pins", "clean"}
 
 
-def test_help_is_what_make_alone_says() -> None:
+def test_make_without_a_target_prints_the_help() -> None:
     assert _make().stdout == _make("help").stdout
 
 
@@ -51,7 +51,7 @@ def test_help_is_what_make_alone_says() -> None:
         ("sys.exit(1)", "needs Python 3.11 or newer and .* does not run"),
     ],
 )
-def test_an_unfit_python_gets_one_clear_line(tmp_path: Path, pretence: str, sentence: str) -> None:
+def test_make_install_with_an_unsuitable_python_prints_one_line(tmp_path: Path, pretence: str, sentence: str) -> None:
     python = _script(
         tmp_path / "python",
         f'''exec "{sys.executable}" -c "import sys; {pretence}; exec(sys.argv[1])" "$2"''',
@@ -81,7 +81,7 @@ def test_the_lowest_versions_have_an_environment_of_their_own(tmp_path: Path) ->
     assert f"{venv}/bin" not in done.stdout
 
 
-def test_the_fast_tests_need_nothing_but_the_environment(tmp_path: Path) -> None:
+def test_make_test_requires_only_the_environment(tmp_path: Path) -> None:
     done = _make("-n", "test", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}")
     assert "-m pytest -n 2 --durations=10 --suite=fast tests" in done.stdout
     assert not re.search("apt-get|npm|chromium|pgbouncer|mariadb", done.stdout)
@@ -94,7 +94,7 @@ def test_all_tests_are_the_fast_ones_and_then_the_others(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("target", ["test", "test-more", "test-all"])
-def test_what_is_named_is_run_whole_and_once(tmp_path: Path, target: str) -> None:
+def test_tests_variable_runs_the_named_tests_once(tmp_path: Path, target: str) -> None:
     done = _make("-n", target, "TESTS=tests/skins", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}")
     assert done.stdout.count("-m pytest") == 1
     assert "--durations=10  tests/skins" in done.stdout
@@ -131,7 +131,7 @@ def _looked_for(target: str, tmp_path: Path, *programs: str, user: int, **variab
         ("systemd", "systemd-analyze"),
     ],
 )
-def test_what_is_there_is_taken(tmp_path: Path, target: str, name: str) -> None:
+def test_make_uses_an_installed_tool(tmp_path: Path, target: str, name: str) -> None:
     assert _looked_for(target, tmp_path, "apt-get", name, user=0) == (0, "", [])
 
 
@@ -144,7 +144,7 @@ def test_what_is_there_is_taken(tmp_path: Path, target: str, name: str) -> None:
         ("systemd", "ONCEKEY_TEST_SYSTEMD_ANALYZE"),
     ],
 )
-def test_what_is_named_is_taken(tmp_path: Path, target: str, variable: str) -> None:
+def test_make_uses_the_tool_named_by_its_variable(tmp_path: Path, target: str, variable: str) -> None:
     assert _looked_for(target, tmp_path, "apt-get", user=0, **{variable: "mine"}) == (0, "", [])
 
 
@@ -162,7 +162,7 @@ def test_root_installs_what_is_missing(tmp_path: Path, target: str, installs: st
     assert "installing it by apt-get" in said
 
 
-def test_promtool_is_taken_out_of_its_package_so_that_no_server_starts(tmp_path: Path) -> None:
+def test_make_extracts_promtool_without_installing_prometheus(tmp_path: Path) -> None:
     (tmp_path / "venv" / "prometheus").mkdir(parents=True)
     code, said, asked = _looked_for("promtool", tmp_path, "apt-get", "mkdir", "dpkg", "mv", "rm", user=0)
     assert (code, "taking it out of the package prometheus" in said) == (0, True)
@@ -181,7 +181,7 @@ def test_promtool_is_taken_out_of_its_package_so_that_no_server_starts(tmp_path:
         ("systemd", "tests/kit/test_running.py"),
     ],
 )
-def test_where_it_cannot_be_installed_a_sentence_says_what_to_do(
+def test_make_prints_a_hint_if_a_tool_cannot_be_installed(
     tmp_path: Path, programs: list[str], user: int, target: str, fails: str
 ) -> None:
     code, said, asked = _looked_for(target, tmp_path, *programs, user=user)
@@ -189,7 +189,7 @@ def test_where_it_cannot_be_installed_a_sentence_says_what_to_do(
     assert f"{fails} will fail: install it" in said
 
 
-def test_run_hands_its_arguments_to_the_demo(tmp_path: Path) -> None:
+def test_make_run_passes_its_arguments_to_the_demo(tmp_path: Path) -> None:
     done = _make("-n", "run", "ARGS=--port 8123", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}")
     assert f"{tmp_path / 'venv'}/bin/oncekey-demo --port 8123\n" in done.stdout
 

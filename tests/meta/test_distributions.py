@@ -90,7 +90,7 @@ def test_every_file_of_the_package_is_in_the_wheel_and_no_other(name: str, wheel
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_the_base_needs_what_is_listed_here(name: str, wheels: Mapping[str, Path]) -> None:
+def test_base_install_requires_only_the_listed_packages(name: str, wheels: Mapping[str, Path]) -> None:
     assert {need.name for need in requirements(wheels[name]) if applies(need)} == NEEDS[name]
 
 
@@ -117,7 +117,7 @@ def _finds(module: str, programs: Path) -> bool:
 # oncekey
 
 
-def test_the_library_alone_runs_the_program_of_its_readme(
+def test_library_wheel_alone_runs_the_readme_quick_start(
     wheels: Mapping[str, Path], tmp_path: Path, postgres_dsn: str
 ) -> None:
     readme = Page(ROOT / "README.md")
@@ -156,7 +156,7 @@ def test_the_tester_alone_checks_an_api(wheels: Mapping[str, Path], tmp_path: Pa
     assert sorted(path.name for path in programs.glob("oncekey*")) == ["oncekey-check"]
 
 
-def test_the_tester_joins_the_commands_of_the_library(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+def test_oncekey_check_adds_its_command_to_the_oncekey_cli(wheels: Mapping[str, Path], tmp_path: Path) -> None:
     programs = installed("oncekey[cli]", wheels, tmp_path / "library")
     without = subprocess.run([programs / "oncekey", "check"], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (without.returncode, without.stdout) == (2, "")
@@ -210,7 +210,7 @@ def test_the_client_alone_retries_with_one_key(extra: str, wheels: Mapping[str, 
     assert not any(_finds(module, programs) for module in {"oncekey", "typer", *SENDING} - {extra})
 
 
-def test_the_program_of_the_client_needs_its_extra(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+def test_oncekey_client_command_requires_its_extra(wheels: Mapping[str, Path], tmp_path: Path) -> None:
     programs = installed("oncekey-client[cli]", wheels, tmp_path / "cli")
     Journal(tmp_path / "journal.db").begin(Call("POST", "http://shop.example/"), "key-1", name=None, profile="ietf")
     command = [programs / "oncekey-client", "list", "--journal", "journal.db"]
@@ -225,7 +225,7 @@ def test_the_program_of_the_client_needs_its_extra(wheels: Mapping[str, Path], t
 # oncekey-contract
 
 
-def test_the_guide_to_writing_a_store_works_with_what_it_installs(wheels: Mapping[str, Path], tmp_path: Path) -> None:
+def test_store_guide_works_with_the_packages_it_installs(wheels: Mapping[str, Path], tmp_path: Path) -> None:
     page = Page(ROOT / "docs/howto/write-a-store.md")
     install, copy, run = (line.split() for block in page.blocks("sh") for line in block.text.splitlines())
     assert install[:2] == ["pip", "install"]

@@ -30,7 +30,7 @@ def _offences(text: str) -> list[str]:
     return [line for line in lines if not any(rule.fullmatch(line) for rule in grammar)]
 
 
-def test_all_files_are_there() -> None:
+def test_all_requirement_files_exist() -> None:
     assert [path.name for path in FILES] == ["dev.txt", "failover.txt", "lowest.txt", "run.txt"]
 
 
@@ -63,7 +63,7 @@ def test_every_requirement_has_a_hash(path: Path) -> None:
         "package",
     ],
 )
-def test_the_grammar_has_no_room_for_an_address_or_a_loose_pin(line: str) -> None:
+def test_pin_check_rejects_urls_and_loose_pins(line: str) -> None:
     assert _offences(line) == [line]
 
 
@@ -76,7 +76,7 @@ def _pins(name: str) -> dict[str, set[str]]:
     return found
 
 
-def test_what_runs_and_what_tests_agree_on_every_version() -> None:
+def test_run_and_dev_requirements_pin_the_same_versions() -> None:
     dev, run = _pins("dev.txt"), _pins("run.txt")
     assert run
     assert {name: dev.get(name) for name in run} == run
@@ -96,7 +96,7 @@ def _promised() -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("package", "lowest"), sorted(set(_promised())))
-def test_the_lowest_version_that_is_promised_is_the_one_that_is_tested(package: str, lowest: str) -> None:
+def test_lowest_declared_version_is_the_tested_one(package: str, lowest: str) -> None:
     # A version that was withdrawn from its registry cannot be tested, so it cannot be promised either.
     (tested,) = _pins("lowest.txt")[package]
     assert re.sub(r"(\.0)+$", "", tested) == re.sub(r"(\.0)+$", "", lowest), f"say >={tested}, or run make pins"

@@ -136,21 +136,21 @@ def sources() -> list[str]:
     return [path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py") if path != Path(__file__)]
 
 
-def test_every_requirement_is_cited_by_a_test_or_is_a_page_or_is_different() -> None:
+def test_every_requirement_is_cited_documented_or_listed_as_different() -> None:
     cited = set().union(*map(cited_in, sources()))
     assert sorted(set(range(1, HIGHEST + 1)) - cited - set(PAGES) - set(DIFFERENT)) == []
     assert sorted(cited & set(PAGES)) == []  # a page that a test is about needs no line here
     assert sorted(set(ALSO_PAGES) - cited) == []
 
 
-def test_what_is_different_is_cited_in_part_and_nothing_else_is() -> None:
+def test_only_different_requirements_are_cited_in_part() -> None:
     texts = sources()
     assert sorted(set().union(*map(cited_in, texts)) & set(DIFFERENT)) == []
     assert sorted(set().union(*(cited_in(text, in_part=True) for text in texts)) - set(DIFFERENT)) == []
 
 
 @pytest.mark.parametrize("number", sorted(PAGES | ALSO_PAGES | DIFFERENT))
-def test_a_page_states_what_it_is_listed_for(number: int) -> None:
+def test_listed_page_contains_the_required_words(number: int) -> None:
     page, *words = (PAGES | ALSO_PAGES | DIFFERENT)[number]
     text = " ".join((ROOT / page).read_text("utf-8").split())
     assert [one for one in words if one not in text] == []
@@ -161,7 +161,7 @@ def test_no_number_is_in_two_lists() -> None:
     assert len(PAGES | ALSO_PAGES | DIFFERENT) == len(PAGES) + len(ALSO_PAGES) + len(DIFFERENT)
 
 
-def test_no_test_claims_a_whole_area_or_what_nobody_requires() -> None:
+def test_citations_are_short_ranges_of_existing_requirements() -> None:
     for text in sources():
         assert [
             numbers
@@ -170,7 +170,7 @@ def test_no_test_claims_a_whole_area_or_what_nobody_requires() -> None:
         ] == []
 
 
-def test_citations_are_read() -> None:
+def test_citation_parser_reads_numbers_and_ranges() -> None:
     assert cited_in("# R1, R22 and R199-R201; R3 to R5, R7") == {1, 7, 22}
     assert [len(numbers) for numbers, _ in citations("# R1, R199-R201; R3 to R4")] == [1, 3, 2]
     assert cited_in("# PR12, R0, R1234, HR7") == set()

@@ -53,7 +53,7 @@ def _text(path: Path) -> str:
     return "" if b"\0" in content else content.decode("utf-8")
 
 
-def test_few_lines_are_imports() -> None:
+def test_import_lines_stay_below_the_maximum_share() -> None:
     # crumbs import each other: their share of the lines shows them
     lines = imports = 0
     for path in (module for module in MODULES if "generated" not in module.parts):
@@ -90,7 +90,7 @@ def _methods(folder: str, *, of_protocols: bool) -> Iterator[tuple[str, str, str
                         yield f"{path.relative_to(ROOT)}:{method.lineno}", method.name, ast.get_docstring(method)
 
 
-def test_a_method_of_a_port_is_described_in_the_port_only() -> None:
+def test_protocol_methods_are_documented_only_in_the_protocol() -> None:
     described: dict[str, set[str | None]] = defaultdict(set)
     for _, name, text in _methods("", of_protocols=True):
         described[name].add(text)
@@ -102,13 +102,13 @@ def test_a_method_of_a_port_is_described_in_the_port_only() -> None:
                 assert text not in described[name], f"{where}: a protocol describes {name} with the same words"
 
 
-def test_no_package_is_deep() -> None:
+def test_packages_are_not_nested_too_deeply() -> None:
     # Django looks for its commands at `management/commands`; what is generated stays beside its source
     deep = {path.parent.relative_to(LIBRARY) for path in LIBRARY.rglob("*.py") if path.parent.name != "generated"}
     assert {str(one) for one in deep if len(one.parts) > DEEPEST_PACKAGE} == {"django/management/commands"}
 
 
-def test_at_the_top_of_the_package_is_what_users_import() -> None:
+def test_top_level_modules_are_the_public_ones() -> None:
     assert {path.stem for path in LIBRARY.glob("*.py")} == {"__init__", *FOR_USERS}
 
 
@@ -135,7 +135,7 @@ def test_no_file_names_a_private_folder() -> None:
         ("GET {0}homes", False),
     ],
 )
-def test_private_folders_are_told_from_other_paths(text: str, private: bool) -> None:
+def test_private_path_pattern_matches_only_private_folders(text: str, private: bool) -> None:
     assert bool(_private_paths(Path("/builds/7")).search(text.format("/"))) is private
 
 
@@ -145,18 +145,18 @@ def test_every_module_is_short_enough_to_hold_one_idea() -> None:
     assert {name: lines for name, lines in lengths.items() if lines > LONGEST_MODULE} == {}
 
 
-def test_a_store_of_requests_is_short_enough_to_write_one() -> None:
+def test_every_request_store_is_shorter_than_its_limit() -> None:
     """What counts is said by `docs/howto/write-a-store.md`."""
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name in STORES_OF_REQUESTS}
     assert {name: lines for name, lines in lengths.items() if lines >= LONGEST_STORE} == {}
 
 
-def test_every_module_says_what_it_is() -> None:
+def test_every_module_has_a_docstring() -> None:
     mute = [str(path.relative_to(ROOT)) for path in MODULES if not ast.get_docstring(ast.parse(path.read_bytes()))]
     assert mute == []
 
 
-def test_what_make_run_and_the_tutorial_make_is_ignored(tmp_path):
+def test_gitignore_covers_files_of_make_run_and_the_tutorial(tmp_path):
     page = (ROOT / "docs" / "tutorial.md").read_text()
     made = {"oncekey-demo.db", "oncekey-demo.db-wal", "oncekey-demo-provider.db", "oncekey.db"}
     made |= set(re.findall(r"> (\w+\.json)", page)) | set(re.findall(r"^# (\w+\.py)$", page, re.MULTILINE))

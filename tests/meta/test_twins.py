@@ -43,7 +43,7 @@ class Thing:
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.target)
-def test_every_twin_is_what_would_be_generated(twin: Twin) -> None:
+def test_every_generated_driver_is_up_to_date(twin: Twin) -> None:
     assert (DRIVERS / twin.target).read_text("utf-8") == twin_of(twin), "run `python -m tools.twins`"
 
 
@@ -52,12 +52,12 @@ def test_a_twin_is_the_same_code_without_await() -> None:
     assert generated(twin, SOURCE) == BLOCKING
 
 
-def test_a_passage_that_has_gone_is_noticed() -> None:
+def test_generator_rejects_a_phrase_missing_in_the_source() -> None:
     with pytest.raises(ValueError, match="no passage 'nowhere'"):
         generated(Twin("x/thing.py", "x/other.py", phrases={"nowhere": "there"}), SOURCE)
 
 
-def test_check_says_which_twin_is_out_of_date(tmp_path, monkeypatch, capsys) -> None:
+def test_generator_check_names_an_outdated_driver(tmp_path, monkeypatch, capsys) -> None:
     import tools.twins as module
 
     (tmp_path / "thing.py").write_text(SOURCE)

@@ -69,7 +69,7 @@ def samples(page: bytes | str) -> dict[tuple[str, tuple[str, ...]], float]:
 # The table
 
 
-def test_every_reservation_has_a_counter_and_every_counter_a_meaning() -> None:
+def test_every_reservation_has_a_counter_and_every_counter_a_description() -> None:
     assert set(RESERVATIONS) == set(How)
     assert set(MEANING) == set(Count)
 
@@ -84,7 +84,7 @@ def test_refusals_are_counted_by_what_they_mean() -> None:
     }
 
 
-def test_how_a_request_came_to_its_record() -> None:
+def test_how_of_classifies_new_retried_and_taken_over_requests() -> None:
     record = a_record()
     assert how_of(None, record) is How.NEW
     for state in State:
@@ -97,7 +97,7 @@ def test_how_a_request_came_to_its_record() -> None:
 
 
 @given(st.text(min_size=1).filter(str.strip), st.sampled_from([None, "alice"]))
-def test_the_tenant_of_a_scope(tenant: str, principal: str | None) -> None:
+def test_tenant_is_extracted_from_a_scope(tenant: str, principal: str | None) -> None:
     bind_to = BindTo.TENANT if principal is None else BindTo.PRINCIPAL
     scope = bound_scope(bind_to, "shop", tenant, principal=principal)
     if scope.startswith("sha256:"):
@@ -107,7 +107,7 @@ def test_the_tenant_of_a_scope(tenant: str, principal: str | None) -> None:
 
 
 @pytest.mark.parametrize("scope", ["", "default", "9", "4:acme", "7", "x:y"])
-def test_what_is_no_scope_of_a_tenant_stands_for_itself(scope: str) -> None:
+def test_malformed_scope_is_returned_as_the_tenant(scope: str) -> None:
     assert tenant_of(scope) == scope
 
 
@@ -127,7 +127,7 @@ def test_tenants_are_bounded_and_none_is_lost(seen: list[str], most: int) -> Non
     assert all(counts[tenant] <= true[tenant] for tenant in counts if tenant != OTHERS)
 
 
-def test_a_newcomer_that_counts_for_most_gets_a_line() -> None:
+def test_new_heavy_tenant_gets_a_separate_count() -> None:
     # R192: a spike is seen also of a tenant that came when all lines were taken
     tenants = Tenants(2)
     for tenant in ["a", "b", *(["c", "d", "e", "spike"] * 20), *(["spike"] * 40)]:
@@ -196,22 +196,22 @@ def test_every_event_has_a_line_without_its_key(caplog: pytest.LogCaptureFixture
     assert (doubted["tenant"], doubted["key_digest"], doubted["level"]) == ("acme", key_digest(KEY), "error")
 
 
-def test_what_somebody_has_to_look_after_is_an_error() -> None:
+def test_events_that_need_attention_are_logged_as_errors() -> None:
     loud = {fields_of(event)["event"] for event in some_events() if level_of(event) >= logging.ERROR}
     assert loud == {"doubted", "given_up", "contradicted", "buried", "store_failed", "bypassed", "settled"}
 
 
-def test_a_line_that_is_not_wanted_is_not_made(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_observer_skips_disabled_levels(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, logger="oncekey.events")
     Logs()(Replayed(about(), 0.1))
     assert caplog.records == []
 
 
-def test_where_nobody_observes_nobody_is_told() -> None:
+def test_notify_all_without_observers_is_none() -> None:
     assert notify_all([]) is None
 
 
-def test_who_observes_nothing_needs_no_package() -> None:
+def test_engine_without_observers_does_not_import_prometheus_client() -> None:
     code = "import sys, oncekey.engine.serve, oncekey.workers.tasks; print('prometheus_client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -237,7 +237,7 @@ def test_durations_are_in_their_buckets() -> None:
     assert found["short_lease_total", ("orders",)] == 1
 
 
-def test_a_registry_of_the_applications_own() -> None:
+def test_prometheus_uses_the_registry_of_the_application() -> None:
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry()
@@ -248,7 +248,7 @@ def test_a_registry_of_the_applications_own() -> None:
 # Gauges
 
 
-async def test_gauges_ask_the_store(asgi_shop: AsgiShop) -> None:
+async def test_gauges_read_their_values_from_the_store(asgi_shop: AsgiShop) -> None:
     # R129, R135, R213, R214
     shop = asgi_shop
     async with shop.serving():
@@ -277,7 +277,7 @@ async def test_each_round_of_the_sweeper_is_counted(asgi_shop: AsgiShop) -> None
             assert found["store_duration_seconds_count", ("stale",)] == rounds
 
 
-async def test_gauges_ask_the_store_from_threads(store: Any) -> None:
+async def test_blocking_metrics_page_reads_gauges_from_the_store(store: Any) -> None:
     # R213
     shop = WsgiShop(store("psycopg"))
     async with shop.serving():
@@ -288,7 +288,7 @@ async def test_gauges_ask_the_store_from_threads(store: Any) -> None:
         assert samples(await asyncio.to_thread(shop.metrics.page_blocking, shop.once))["store_up", ()] == 0
 
 
-async def test_living_workers_are_seen(asgi_shop: AsgiShop) -> None:
+async def test_worker_gauge_counts_live_workers(asgi_shop: AsgiShop) -> None:
     # R135
     from oncekey.workers.tasks import presence_of, tasks_for
 
@@ -303,7 +303,7 @@ async def test_living_workers_are_seen(asgi_shop: AsgiShop) -> None:
         assert samples(await shop.metrics.page(shop.once))["workers", ("relay",)] == 0
 
 
-async def test_a_store_that_is_down_is_a_page_all_the_same(asgi_shop: AsgiShop) -> None:
+async def test_metrics_page_reports_an_unreachable_store(asgi_shop: AsgiShop) -> None:
     # R212
     shop = asgi_shop
     async with shop.serving():
@@ -313,5 +313,5 @@ async def test_a_store_that_is_down_is_a_page_all_the_same(asgi_shop: AsgiShop) 
         assert (found["store_up", ()], found["reserve_created_count_total", ()]) == (0, 1)
 
 
-def test_a_doubt_is_told_by_whom() -> None:
+def test_doubted_event_includes_its_actor() -> None:
     assert fields_of(Doubted(about(), "why", Mover(Actor.REAPER, "x").actor))["by"] == "reaper"

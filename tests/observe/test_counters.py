@@ -59,13 +59,13 @@ async def under_way(shop: Any, path: str, **order: Any) -> AsyncIterator[asyncio
         await running
 
 
-async def test_all_counters_are_there_from_the_start(shop: Any) -> None:
+async def test_all_counters_are_exported_with_initial_zero(shop: Any) -> None:
     # R199-R210
     assert shop.counts() == {count.value: 0 for count in Count}
     assert len(Count) == 12
 
 
-async def test_a_new_key(shop: Any) -> None:
+async def test_new_key_increments_the_created_counter(shop: Any) -> None:
     # R199
     async with shop.serving():
         before = shop.counts()
@@ -75,7 +75,7 @@ async def test_a_new_key(shop: Any) -> None:
     assert (settled.about.operation, settled.to, settled.outcome) == ("local", State.COMPLETED, "success")
 
 
-async def test_a_replay(shop: Any) -> None:
+async def test_replay_increments_the_replay_counter(shop: Any) -> None:
     # R200
     async with shop.serving():
         await shop.send("/local", KEY)
@@ -86,7 +86,7 @@ async def test_a_replay(shop: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/local", "/inline"])
-async def test_one_that_is_under_way(shop: Any, path: str) -> None:
+async def test_concurrent_request_increments_the_in_progress_counter(shop: Any, path: str) -> None:
     # R201
     async with shop.serving(), under_way(shop, path):
         before = shop.counts()
@@ -94,7 +94,7 @@ async def test_one_that_is_under_way(shop: Any, path: str) -> None:
         assert shop.moved(before) == {"api.idempotency.reserve.in_progress.count": 1}
 
 
-async def test_another_payload(shop: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_different_body_increments_the_key_misuse_counter(shop: Any, caplog: pytest.LogCaptureFixture) -> None:
     # R191, R195, R202
     async with shop.serving():
         await shop.send("/local", KEY)
@@ -106,7 +106,7 @@ async def test_another_payload(shop: Any, caplog: pytest.LogCaptureFixture) -> N
     assert KEY not in caplog.text
 
 
-async def test_a_failed_one_again(shop: Any) -> None:
+async def test_retry_after_a_failure_increments_the_failed_retry_counter(shop: Any) -> None:
     # R203
     async with shop.serving():
         await shop.send("/inline", KEY, does="nothing")
@@ -117,7 +117,7 @@ async def test_a_failed_one_again(shop: Any) -> None:
     assert shop.told(Reserved)[-1].after is not None
 
 
-async def test_an_outcome_becomes_unknown_and_is_met(shop: Any) -> None:
+async def test_unknown_outcome_increments_scheduled_then_unknown_counters(shop: Any) -> None:
     # R204, R208
     async with shop.serving():
         async with under_way(shop, "/inline", does="wait and fail"):
@@ -131,7 +131,7 @@ async def test_an_outcome_becomes_unknown_and_is_met(shop: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/local", "/inline"])
-async def test_a_store_that_fails(shop: Any, path: str) -> None:
+async def test_store_failure_increments_the_error_counter(shop: Any, path: str) -> None:
     # R205, R212
     async with shop.serving():
         await shop.send("/local", "another-key-00000000")
@@ -146,7 +146,7 @@ async def test_a_store_that_fails(shop: Any, path: str) -> None:
     assert failed.where == "claim"
 
 
-async def test_a_store_that_fails_a_worker(asgi_shop: AsgiShop) -> None:
+async def test_store_failure_in_a_worker_increments_the_error_counter(asgi_shop: AsgiShop) -> None:
     # R205
     from oncekey.workers.service import Service
 
@@ -196,7 +196,7 @@ async def test_a_dead_owner_is_found_by_the_next_request(shop: Any) -> None:
     assert [(one.name, one.recalled) for one in shop.told(Stepped)][-2:] == [("drawn", True), ("noted", True)]
 
 
-async def test_a_dead_owner_whose_call_nobody_may_repeat(shop: Any) -> None:
+async def test_dead_owner_of_a_non_repeatable_call_counts_as_unknown(shop: Any) -> None:
     # R204, R206, R208: a stuck key was found, its outcome is unknown from now on, and the request met that
     async with shop.serving(), under_way(shop, "/inline"):
         shop.owner_is_long_gone()
@@ -210,7 +210,7 @@ async def test_a_dead_owner_whose_call_nobody_may_repeat(shop: Any) -> None:
     assert [(one.to, one.by) for one in shop.told(Swept)] == [(State.UNKNOWN, Actor.REQUESTER)]
 
 
-async def test_an_expired_key_is_used_anew(shop: Any) -> None:
+async def test_reused_expired_key_increments_the_created_counter(shop: Any) -> None:
     # R199
     async with shop.serving():
         await shop.send("/local", KEY)
@@ -220,7 +220,7 @@ async def test_an_expired_key_is_used_anew(shop: Any) -> None:
         assert shop.moved(before) == {"api.idempotency.reserve.created.count": 1}
 
 
-async def test_what_has_expired_is_reaped(shop: Any) -> None:
+async def test_reaper_increments_the_ttl_pruned_counter(shop: Any) -> None:
     # R207, R216
     async with shop.serving():
         await shop.send("/local", KEY)
@@ -237,7 +237,7 @@ async def unknown(shop: Any) -> None:
     shop.asked_about_now()
 
 
-async def test_a_resolver_knows(shop: Any) -> None:
+async def test_resolver_with_a_result_increments_the_resolved_counter(shop: Any) -> None:
     # R209
     await unknown(shop)
     shop.resolution = EXECUTED
@@ -248,7 +248,7 @@ async def test_a_resolver_knows(shop: Any) -> None:
     assert (resolved.to, resolved.by, resolved.about.key_digest) == (State.COMPLETED, Actor.RESOLVER, key_digest(KEY))
 
 
-async def test_a_resolver_never_knows(shop: Any) -> None:
+async def test_resolver_without_a_result_increments_the_failed_counter(shop: Any) -> None:
     # R210
     await unknown(shop)
     before = shop.counts()
@@ -256,7 +256,7 @@ async def test_a_resolver_never_knows(shop: Any) -> None:
     assert shop.moved(before) == {"api.idempotency.reconcile.failed.count": 1}
 
 
-async def test_an_operator_decides(shop: Any) -> None:
+async def test_operator_decision_increments_the_resolved_counter(shop: Any) -> None:
     # R209, R216
     await unknown(shop)
     before = shop.counts()
@@ -273,7 +273,7 @@ async def test_an_operator_decides(shop: Any) -> None:
     assert (operated.trigger, operated.who) == (Trigger.NOT_EXECUTED, "ann")
 
 
-async def test_a_webhook_knows(asgi_shop: AsgiShop) -> None:
+async def test_webhook_increments_the_resolved_counter(asgi_shop: AsgiShop) -> None:
     # R209
     shop = asgi_shop
     shop.webhook("/hooks", secret=SECRET, parse=lambda event: Sighting(EXECUTED, event["key"]))
@@ -288,7 +288,7 @@ async def test_a_webhook_knows(asgi_shop: AsgiShop) -> None:
     assert shop.told(Resolved)[0].by is Actor.WEBHOOK
 
 
-async def test_a_step_that_the_store_fails(asgi_shop: AsgiShop) -> None:
+async def test_store_failure_in_a_phase_increments_the_error_counter(asgi_shop: AsgiShop) -> None:
     # R205
     shop = asgi_shop
     async with shop.serving():
@@ -301,7 +301,7 @@ async def test_a_step_that_the_store_fails(asgi_shop: AsgiShop) -> None:
     assert shop.told(StoreFailed)[0].where == "phase"
 
 
-async def test_a_message_that_nobody_takes(asgi_shop: AsgiShop) -> None:
+async def test_undeliverable_message_increments_the_failed_counter(asgi_shop: AsgiShop) -> None:
     # R210, R216
     async with asgi_shop.serving():
         await asgi_shop.send("/local", KEY, emit="unloved")
@@ -312,7 +312,7 @@ async def test_a_message_that_nobody_takes(asgi_shop: AsgiShop) -> None:
     assert (buried.about.operation, buried.attempts, buried.why) == ("parcel", 1, "buried")
 
 
-async def test_a_deferred_call_of_which_nobody_knows(shop: Any) -> None:
+async def test_deferred_call_of_unknown_outcome_increments_the_scheduled_counter(shop: Any) -> None:
     # R208
     async with shop.serving():
         await shop.send("/outbox", KEY, item="unloved")
@@ -321,7 +321,7 @@ async def test_a_deferred_call_of_which_nobody_knows(shop: Any) -> None:
         assert shop.moved(before) == {"api.idempotency.reconcile.scheduled.count": 1}
 
 
-async def test_what_goes_well_moves_no_counter(shop: Any) -> None:
+async def test_successful_delivery_increments_no_counter(shop: Any) -> None:
     async with shop.serving():
         await shop.send("/outbox", KEY)
         before = shop.counts()
@@ -330,7 +330,7 @@ async def test_what_goes_well_moves_no_counter(shop: Any) -> None:
     assert len(shop.told(Delivered)) == 1
 
 
-async def test_an_observer_that_fails_changes_no_answer(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_failing_observer_does_not_change_responses(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     def fails(_: object) -> None:
         raise ValueError(KEY)
 
@@ -352,7 +352,7 @@ async def test_no_event_shows_a_key(shop: Any) -> None:
     assert KEY not in repr(shop.events)
 
 
-async def test_a_lease_that_is_short_for_its_operation(asgi_shop: AsgiShop) -> None:
+async def test_sweeper_reports_a_lease_too_short_for_its_operation(asgi_shop: AsgiShop) -> None:
     # R149
     shop = asgi_shop
     async with shop.serving():
@@ -367,7 +367,7 @@ async def test_a_lease_that_is_short_for_its_operation(asgi_shop: AsgiShop) -> N
     assert "api_idempotency_short_lease_total" in shop.metrics.page_blocking(Stranger()).decode()
 
 
-async def test_a_completer_goes_on(store: Any) -> None:
+async def test_completer_resumes_a_request_of_a_dead_owner(store: Any) -> None:
     # R206
     shop = AsgiShop(store("asyncpg"), complete=True)
     async with shop.serving(), under_way(shop, "/phased"):

@@ -32,7 +32,7 @@ async def test_metrics_by_their_names(asgi_shop: AsgiShop) -> None:
         assert shop.exported()["api.idempotency.store.duration", ("claim",)] == 1
 
 
-async def test_gauges_are_asked_for_when_they_are_exported(store: Any) -> None:
+async def test_opentelemetry_reads_gauges_at_export(store: Any) -> None:
     # R213
     shop = WsgiShop(store("psycopg"))
     async with shop.serving():
@@ -97,7 +97,7 @@ async def test_a_handler_that_lost_its_key_ends_its_span(shop: Any) -> None:
     assert settle.status.status_code is trace.StatusCode.ERROR
 
 
-async def test_a_retry_a_doubt_and_its_resolution_are_one_story(asgi_shop: AsgiShop) -> None:
+async def test_attempts_and_resolution_of_a_record_share_one_trace(asgi_shop: AsgiShop) -> None:
     shop = asgi_shop
     async with shop.serving():
         with shop.traces.get_tracer("server").start_as_current_span("the first"):
@@ -128,7 +128,7 @@ async def test_a_retry_a_doubt_and_its_resolution_are_one_story(asgi_shop: AsgiS
     assert [link.context.trace_id for one in claims for link in one.links] == [story] * 3
 
 
-async def test_a_parcel_belongs_to_the_story(asgi_shop: AsgiShop) -> None:
+async def test_parcel_span_links_to_the_trace_of_its_record(asgi_shop: AsgiShop) -> None:
     shop = asgi_shop
     async with shop.serving():
         await shop.send("/outbox", KEY)
@@ -142,7 +142,7 @@ async def test_a_parcel_belongs_to_the_story(asgi_shop: AsgiShop) -> None:
     assert int(span, 16) == process.links[0].context.span_id
 
 
-async def test_what_is_not_sampled_tells_no_story(store: Any) -> None:
+async def test_unsampled_request_exports_no_spans(store: Any) -> None:
     from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 
     shop = AsgiShop(store("asyncpg"), sampler=ParentBased(ALWAYS_OFF))
@@ -151,7 +151,7 @@ async def test_what_is_not_sampled_tells_no_story(store: Any) -> None:
     assert shop.exporter.get_finished_spans() == ()
 
 
-def test_a_completer_goes_on_in_the_trace_of_the_client() -> None:
+def test_stored_request_keeps_only_its_trace_headers() -> None:
     from oncekey.engine.kept_request import kept_of
 
     lines = [(b"traceparent", b"00-1-2-01"), (b"tracestate", b"a=b"), (b"authorization", b"secret")]

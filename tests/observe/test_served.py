@@ -91,7 +91,7 @@ def full(tables_dsn: str) -> str:
     return tables_dsn
 
 
-def test_gauges_read_what_is_unfinished_and_nothing_else(full: str) -> None:
+def test_postgresql_gauges_read_only_unfinished_records(full: str) -> None:
     # R135, R213
     said = PostgresStore()._statements._commands["standing"].replace(":now::bigint", "NULL::bigint")
     with psycopg.connect(full, autocommit=True) as connection:
@@ -117,7 +117,7 @@ MADE = {"clock", "unfinished", "record", "few", "due", "dead", "expired", "oncek
 """What the statement makes itself."""
 
 
-def test_gauges_of_sqlite_go_along_indexes(tmp_path: Path) -> None:
+def test_sqlite_gauges_use_indexes(tmp_path: Path) -> None:
     # R135, R213
     driver = SqliteDriver(tmp_path / "plans.db")
     drive(migrating.up(SqliteStore().schema), driver.run)

@@ -16,7 +16,7 @@ from uuid import UUID
 TESTS = Path(__file__).parents[1]
 
 
-def test_a_retry_a_resume_and_a_reconciliation_are_one_story_each(tmp_path: Path) -> None:
+def test_killed_request_and_its_worker_share_one_trace(tmp_path: Path) -> None:
     """The spans of both processes, put together as a collector would."""
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     first = subprocess.run(

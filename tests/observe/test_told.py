@@ -64,7 +64,7 @@ async def test_a_refusal_before_the_claim(either: Any, lines: Any, body: bytes, 
     assert shop.told(Refused) == shop.told(Reserved) == []
 
 
-async def test_a_business_that_says_no_a_misused_key_and_a_broken_store_are_told_apart(asgi_shop: AsgiShop) -> None:
+async def test_metrics_distinguish_conflict_key_misuse_and_store_failure(asgi_shop: AsgiShop) -> None:
     # R99, R191, R205, R215
     shop, ended = asgi_shop, "api.idempotency.operation.duration"
     async with shop.serving():
@@ -83,7 +83,7 @@ async def test_a_business_that_says_no_a_misused_key_and_a_broken_store_are_told
         assert shop.moved(before) == {"api.idempotency.store.error.count": 1}
 
 
-async def test_a_refusal_by_a_limit(either: Any) -> None:
+async def test_refusal_by_a_limit_is_counted_by_code_only(either: Any) -> None:
     # R187
     shop = either(policy=Policy(max_live_keys=1, max_request_age=timedelta(hours=1)))
     async with shop.serving():
@@ -96,7 +96,7 @@ async def test_a_refusal_by_a_limit(either: Any) -> None:
     assert [one.code for one in shop.told(Refused)] == [Code.RATE_LIMITED, Code.REQUEST_TOO_OLD]
 
 
-async def test_a_refusal_by_the_breaker_is_no_failure_of_the_store(either: Any) -> None:
+async def test_refusal_by_the_circuit_breaker_is_not_a_store_error(either: Any) -> None:
     # R205, R212
     shop = either()
     async with shop.serving():
@@ -114,7 +114,7 @@ async def test_a_refusal_by_the_breaker_is_no_failure_of_the_store(either: Any) 
         assert shop.requests()[unavailable] == failed[unavailable] + 1
 
 
-async def test_a_route_that_fails_open(either: Any) -> None:
+async def test_fail_open_request_is_counted_as_bypassed(either: Any) -> None:
     # R110, R205
     shop = either(inline={"on_store_error": "fail_open", "naturally_idempotent": True})
     async with shop.serving():
@@ -128,7 +128,7 @@ async def test_a_route_that_fails_open(either: Any) -> None:
     assert bypassed.about.key_digest == key_digest(f"{KEY}-2")
 
 
-async def test_a_look_at_the_status_resource(either: Any) -> None:
+async def test_status_lookups_are_counted_by_result(either: Any) -> None:
     # R84, R205
     shop = either()
     async with shop.serving():
@@ -152,7 +152,7 @@ async def test_a_look_at_the_status_resource(either: Any) -> None:
     assert shop.exported()["api.idempotency.lookups.count", ("completed",)] == 1
 
 
-async def test_a_worker_that_beats_and_leaves(asgi_shop: AsgiShop) -> None:
+async def test_worker_heartbeats_are_counted_until_it_leaves(asgi_shop: AsgiShop) -> None:
     # R135, R205
     shop = asgi_shop
     async with shop.serving():
@@ -170,7 +170,7 @@ async def test_a_worker_that_beats_and_leaves(asgi_shop: AsgiShop) -> None:
         assert shop.moved(before) == {"api.idempotency.store.error.count": 1}
 
 
-async def test_messages_of_providers(either: Any) -> None:
+async def test_provider_webhooks_are_counted_by_status(either: Any) -> None:
     # R191, R209: one that is not signed, one that settles, and one that contradicts it
     shop = either()
     said: dict[str, Any] = {"now": EXECUTED}
@@ -251,7 +251,7 @@ def _commanded_metrics() -> Any:
     return getattr(sys.modules.get("commanded"), "metrics", None)
 
 
-def test_what_operators_do_by_commands(desk: Any) -> None:
+def test_operator_commands_move_counters_and_log_events(desk: Any) -> None:
     # R209, R216, R195
     why = ("--reason", "looked there", "--by", "ann", "--tenant")
     resolved = {"api.idempotency.reconcile.resolved.count": 1}
@@ -270,7 +270,7 @@ def test_what_operators_do_by_commands(desk: Any) -> None:
     assert INLINE_KEY not in json.dumps(lines)
 
 
-def test_what_operators_do_about_dead_letters(desk: Any) -> None:
+def test_dlq_commands_move_counters_and_log_events(desk: Any) -> None:
     # R210, R216
     listed = oncekey("dlq", "list", "--json", "--store", "sqlite:///shop.db")
     letters = {one["kind"]: one["id"] for one in json.loads(listed.stdout)["items"]}
@@ -282,7 +282,7 @@ def test_what_operators_do_about_dead_letters(desk: Any) -> None:
     assert lines[0]["key_digest"] == key_digest(OUTBOX_KEY)
 
 
-def test_upkeep_by_commands(desk: Any) -> None:
+def test_reap_and_sweep_commands_move_counters_and_log_events(desk: Any) -> None:
     # R206, R207, R216
     with closing(sqlite3.connect("shop.db")) as connection, connection:
         gone = connection.execute("UPDATE oncekey_record SET expires_at = 1 WHERE state = 'completed'").rowcount
@@ -295,7 +295,7 @@ def test_upkeep_by_commands(desk: Any) -> None:
 
 
 @pytest.mark.usefixtures("desk")
-def test_a_worker_tells_a_log_besides(tmp_path: Path) -> None:
+def test_worker_with_the_log_option_logs_events_as_json(tmp_path: Path) -> None:
     # R206, R216
     command = [str(Path(sys.executable).with_name("oncekey")), "--log", "worker", "--app", "commanded:once", "--once"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -304,7 +304,7 @@ def test_a_worker_tells_a_log_besides(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("desk")
-def test_a_command_sends_what_it_counted_when_it_ends(tmp_path: Path) -> None:
+def test_command_exports_its_metrics_on_exit(tmp_path: Path) -> None:
     # R209: nobody scrapes a process that is over, but OpenTelemetry exports at its end
     (tmp_path / "exporting.py").write_text(EXPORTING)
     command = [str(Path(sys.executable).with_name("oncekey")), "--observe", "exporting:telemetry", "keys", "resolve"]
@@ -322,7 +322,7 @@ def test_a_command_sends_what_it_counted_when_it_ends(tmp_path: Path) -> None:
     ("place", "why"),
     [("nowhere:once", "--observe: the module nowhere does not exist"), ("json:decoder", "not a Once or an observer")],
 )
-def test_an_observer_that_is_none_is_said(place: str, why: str) -> None:
+def test_observe_option_rejects_an_invalid_observer(place: str, why: str) -> None:
     result = oncekey("--observe", place, "stats", "--store", "sqlite:///none.db")
     assert result.exit_code == 2
     assert why in result.stderr

@@ -52,7 +52,7 @@ def notes(post, parcel):
     return [entry.note for entry in entries if entry.note.actor is Actor.OPERATOR]
 
 
-def test_within_its_window_a_call_is_tried_again_with_its_record(post):
+def test_a_dead_call_can_be_retried_within_its_window(post):
     # row 22, O3: pending and due again in one transaction; the window goes on, it does not begin anew (F23)
     parcel = buried(post, repeatable=WINDOW)
     before = post.record(parcel).intent
@@ -71,7 +71,7 @@ def test_within_its_window_a_call_is_tried_again_with_its_record(post):
 
 
 @pytest.mark.parametrize(("window", "wait"), [(None, 0), (WINDOW, WINDOW)])
-def test_outside_its_window_it_is_not(post, window, wait):
+def test_a_dead_call_cannot_be_retried_after_its_window(post, window, wait):
     # F39, F23: `dlq retry` past the window is a double run by hand
     parcel = buried(post, repeatable=window)
     post.world.advance(wait)
@@ -88,7 +88,7 @@ def test_outside_its_window_it_is_not(post, window, wait):
     assert notes(post, parcel) == []
 
 
-def test_not_executed_brings_it_back_and_forgets_the_call(post):
+def test_not_executed_requeues_the_call_without_its_intent(post):
     # row 22 by U1: the operator asked after the waiting time, so it is a first send again
     parcel = buried(post)
     command = OperatorCommand(Order.NOT_EXECUTED, "not in the provider's list")
@@ -102,7 +102,7 @@ def test_not_executed_brings_it_back_and_forgets_the_call(post):
     assert post.take_up(held).record.intent.sends == 1
 
 
-def test_given_up_with_an_answer(post):
+def test_discarding_a_dead_call_stores_its_response(post):
     # row 19, O3: the client's retry gets it; the letter is gone in the same transaction
     parcel = buried(post)
     done = discard(post, parcel)
@@ -115,7 +115,7 @@ def test_given_up_with_an_answer(post):
     assert [note.to for note in notes(post, parcel)] == [State.COMPLETED]
 
 
-def test_an_answer_takes_the_letter_with_it(post):
+def test_settling_a_record_removes_its_dead_letter(post):
     parcel = buried(post)
     command = OperatorCommand(
         Order.EXECUTED, "seen there", answer=Completed(StoredResponse(201, (), b"yes"), Outcome.SUCCESS)
@@ -128,7 +128,7 @@ def test_an_answer_takes_the_letter_with_it(post):
 
 
 @pytest.mark.parametrize("order", ["retry", "discard"])
-def test_a_message_moves_by_itself(post, order):
+def test_a_dead_message_is_moved_without_a_record(post, order):
     # O3: `emit` items never touch the record
     (parcel,) = post.put(post.parcel())
     (held,) = post.claim()
@@ -141,7 +141,7 @@ def test_a_message_moves_by_itself(post, order):
     assert (note.actor, note.source, note.to, note.operation) == (Actor.OPERATOR, None, None, post.topic)
 
 
-def test_a_letter_without_a_request_can_only_be_thrown_away(post):
+def test_a_dead_letter_without_a_request_can_only_be_discarded(post):
     row = a_row(State.COMPLETED, Effects.OUTBOX)
     parcel = a_parcel(row)
     write(post.world, row, parcel)
@@ -154,12 +154,12 @@ def test_a_letter_without_a_request_can_only_be_thrown_away(post):
     assert look(post.world, row) == before
 
 
-def test_no_letter_no_move(post):
+def test_retrying_an_unknown_dead_letter_is_rejected(post):
     done = post.go(operate.retry(post.world.store, uuid.uuid4(), RETRY, ANN))
     assert isinstance(done, Forbidden)
 
 
-def test_a_held_parcel_stops_every_order(post):
+def test_a_leased_parcel_blocks_every_operator_order(post):
     # A1: each refuses while an item is leased, and the moment the lease is over it does not
     row = a_row(State.UNKNOWN, Effects.OUTBOX, intent=an_intent(sent=NOW - HOUR))
     parcel = a_parcel(row)
@@ -189,7 +189,7 @@ def test_a_deferred_request_never_becomes_retryable(post):
         assert "must not run again" in done.why
 
 
-def test_an_answer_whose_messages_are_not_sent_yet_is_not_busted(post):
+def test_a_response_with_undelivered_messages_cannot_be_busted(post):
     row = a_row(State.COMPLETED, Effects.LOCAL)
     parcel = a_parcel(row, ParcelKind.EMIT)
     write(post.world, row, parcel)

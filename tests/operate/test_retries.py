@@ -54,7 +54,7 @@ def retried(world, row):
     return world.go(requests.begin(world.store, claim, Policy()))
 
 
-def test_released_local_is_executed_by_the_retry(world):
+def test_a_retry_runs_a_released_local_request(world):
     # row 14
     row = write(world, a_row(State.IN_PROGRESS, lease_until=NOW))
     done = act(world, row, Order.RELEASE)
@@ -76,7 +76,7 @@ def test_a_live_lease_is_never_released(world):
     assert isinstance(act(world, row, Order.RELEASE), Moved)
 
 
-def test_released_inline_is_unknown_and_its_retry_runs_nothing(world):
+def test_a_released_inline_request_is_unknown(world):
     # row 15
     row = write(world, a_row(State.IN_PROGRESS, Effects.INLINE, lease_until=NOW))
     done = act(world, row, Order.RELEASE)
@@ -87,14 +87,14 @@ def test_released_inline_is_unknown_and_its_retry_runs_nothing(world):
     assert "Nothing is executed" in prospect(done.snapshot.record, done.snapshot.now)
 
 
-def test_an_owner_that_was_released_may_still_tell_what_it_did(world):
+def test_a_released_owner_may_still_settle(world):
     # row 8: released is not taken over (P1)
     row = write(world, a_row(State.IN_PROGRESS, Effects.INLINE, lease_until=NOW))
     act(world, row, Order.RELEASE)
     assert world.settle(Lease.of(row), YES).ours
 
 
-def test_resolved_is_replayed_even_long_after_its_time(world):
+def test_a_resolved_record_is_replayed_for_a_full_ttl(world):
     # row 19, F2: resolved at ttl + 1 h, the next retry replays
     row = write(world, a_row(State.UNKNOWN, Effects.INLINE))
     world.advance(row.ttl + HOUR)
@@ -106,7 +106,7 @@ def test_resolved_is_replayed_even_long_after_its_time(world):
     assert "stored response (201)" in prospect(done.snapshot.record, done.snapshot.now)
 
 
-def test_the_result_of_a_phase_lets_the_handler_go_on(world):
+def test_a_result_by_an_operator_lets_a_retry_resume(world):
     # row 20, H5, F22
     row = write(world, a_row(State.UNKNOWN, Effects.PHASED, memo=MEMO, intent=an_intent()))
     world.advance(row.ttl + HOUR)
@@ -131,7 +131,7 @@ def test_the_result_of_a_phase_lets_the_handler_go_on(world):
         (Effects.INLINE, None, 5 * MINUTE + 60 * SECOND - MINUTE),  # in doubt since a minute
     ],
 )
-def test_not_executed_is_believed_after_the_waiting_time(world, effects, intent, wait):
+def test_operator_not_executed_requires_the_waiting_time(world, effects, intent, wait):
     # U1, F34
     row = write(world, a_row(State.UNKNOWN, effects, intent=intent))
     world.advance(wait - 1)
@@ -153,7 +153,7 @@ def test_closed_at_the_provider_needs_no_waiting(world):
     assert "closed at the provider" in entry.note.why
 
 
-def test_busted_is_executed_again_and_an_old_owner_writes_nothing(world):
+def test_a_busted_record_runs_again_without_its_old_owner(world):
     # row 32, R106
     row = write(world, a_row(State.COMPLETED))
     assert "made twice" in act(world, row, Order.BUST).why
@@ -171,11 +171,11 @@ def test_a_busted_phased_record_keeps_its_steps(world):
     assert "finished steps are not repeated" in prospect(record, NOW)
 
 
-def test_an_extended_answer_is_replayed_after_its_first_expiry(world):
+def test_an_extended_response_is_replayed_after_its_expiry(world):
     # row 35, R268
     row = write(world, a_row(State.COMPLETED))
     week = 7 * 24 * HOUR
-    assert "is kept until" in act(world, row, Order.EXTEND, life=SECOND).why
+    assert "already kept until" in act(world, row, Order.EXTEND, life=SECOND).why
     done = act(world, row, Order.EXTEND, life=week)
     assert done.snapshot.record.expires_at == world.clock() + week
     world.advance(week - SECOND)
@@ -183,11 +183,11 @@ def test_an_extended_answer_is_replayed_after_its_first_expiry(world):
     (entry,) = world.go(world.store.audit.history(row.id))
     assert (entry.note.trigger, entry.note.who, entry.note.why) == (Trigger.EXTEND, "ann", "because")
     world.advance(SECOND)
-    assert "its time is over" in act(world, row, Order.EXTEND, life=week).why
+    assert "it has expired" in act(world, row, Order.EXTEND, life=week).why
     assert isinstance(retried(world, row), Proceed)
 
 
-def test_an_extended_phased_answer_keeps_its_steps(world):
+def test_an_extended_phased_response_keeps_its_steps(world):
     # row 35
     row = write(world, a_row(State.COMPLETED, Effects.PHASED, memo=MEMO))
     record = act(world, row, Order.EXTEND, life=7 * 24 * HOUR).snapshot.record
@@ -195,20 +195,20 @@ def test_an_extended_phased_answer_keeps_its_steps(world):
 
 
 @pytest.mark.parametrize("state", [State.IN_PROGRESS, State.UNKNOWN, State.FAILED_RETRYABLE])
-def test_what_is_not_finished_is_not_extended(world, state):
+def test_an_unfinished_record_cannot_be_extended(world, state):
     row = write(world, a_row(state, Effects.INLINE))
     assert "an unfinished key does not expire" in act(world, row, Order.EXTEND, life=7 * 24 * HOUR).why
 
 
-def test_only_what_was_seen_is_moved(world):
+def test_an_order_for_an_outdated_version_is_rejected(world):
     row = write(world, a_row(State.UNKNOWN, Effects.INLINE))
     done = act(world, row, Order.EXECUTED, answer=YES, version=row.version - 1)
     assert isinstance(done, Forbidden)
-    assert "moved since" in done.why
+    assert "changed since" in done.why
     assert isinstance(act(world, row, Order.EXECUTED, answer=YES, version=row.version), Moved)
 
 
-def test_two_operators_at_once_make_one_move(world):
+def test_two_concurrent_operators_settle_a_record_once(world):
     # first write wins, the loser changes nothing
     rows = [write(world, copy_of(a_row(State.UNKNOWN, Effects.INLINE))) for _ in range(10)]
     no = Completed(StoredResponse(402, (), b"no"), Outcome.FAILURE)
@@ -230,7 +230,7 @@ def test_two_operators_at_once_make_one_move(world):
         assert len(world.go(world.store.audit.history(row.id))) == 1
 
 
-def test_a_lost_reply_is_told_and_not_repeated(world):
+def test_an_order_with_a_lost_reply_raises_without_repeating(world):
     # P7: the move was made once, and so was its line
     row = write(world, a_row(State.UNKNOWN, Effects.INLINE))
     world.lose_reply("operate")
@@ -251,7 +251,7 @@ def test_a_local_request_in_flight_is_seen_by_its_lock(world, request):
     assert not world.go(operate.look(world.store, row.id, number)).busy
 
 
-def test_searching(world):
+def test_search_filters_and_pages_records(world):
     scope = f"scope-{a_row(State.PENDING).id.key}"
     states = [State.COMPLETED, State.UNKNOWN, State.IN_PROGRESS, State.UNKNOWN, State.COMPLETED]
     rows = []

@@ -114,7 +114,7 @@ def history(world, row):
 LEAVING = (State.IN_PROGRESS, State.COMPLETED, State.UNKNOWN)
 
 
-def test_every_order_on_every_row(world, request):
+def test_every_order_follows_the_table_on_every_state(world, request):
     # R106, R138, R143, A1, F39: the product of rows and orders, compared with the table
     # For the other client library of the same statements, the states that something leaves will do.
     states = LEAVING if "asyncpg" in request.node.name else tuple(State)
@@ -167,7 +167,7 @@ def _check_moved(world, was, done, said, command):
     assert (entry.at, note.fence, note.incarnation) == (NOW, row.fence, row.incarnation)
 
 
-def test_what_is_possible_is_what_the_table_allows():
+def test_suggested_orders_are_those_the_table_allows():
     # A forbidden order says what is possible instead: the table, walked for this record.
     best = {
         **{order: OperatorCommand(order, "-", answer=YES) for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD)},
@@ -193,21 +193,21 @@ def test_what_is_possible_is_what_the_table_allows():
 
 
 @pytest.mark.parametrize("command", WISHES, ids=lambda command: f"{command.order}")
-def test_without_a_reason_nothing_moves(command):
+def test_an_order_without_a_reason_is_rejected(command):
     for row in every_row():
         said = decide(replace(command, reason=" "), Snapshot(row, NOW))
         assert isinstance(said, Forbidden)
         assert "--reason" in said.why
 
 
-def test_a_key_that_is_not_there(world):
+def test_an_order_for_an_unknown_key_is_rejected(world):
     row = next(every_row())
     done = go(world, row, WISHES[0])
     assert isinstance(done, Forbidden)
     assert "no record" in done.why
 
 
-def test_every_row_has_a_sentence_about_its_retry():
+def test_every_record_has_a_description_of_its_retry():
     sentences = {prospect(row, NOW) for row in every_row()} | {prospect(None, NOW)}
     assert all(sentence.endswith(".") for sentence in sentences)
     assert len(sentences) >= 10

@@ -18,13 +18,13 @@ def found(**changes: str) -> list[tuple[Level, str]]:
     ]
 
 
-def test_a_sound_server() -> None:
+def test_healthy_mariadb_is_reported_ok() -> None:
     assert found() == [(Level.OK, "10.11.9-MariaDB flushes each commit to disk")]
     assert found(wsrep_on="ON", wsrep_cluster_size="1") == [(Level.OK, "10.11.9-MariaDB flushes each commit to disk")]
 
 
 @pytest.mark.parametrize("version", ["10.6.0-MariaDB-log", "11.8.2-MariaDB", "8.0.16", "8.0.mysql_aurora.3.05", "9.7"])
-def test_versions_that_will_do(version: str) -> None:
+def test_supported_versions_are_reported_ok(version: str) -> None:
     assert found(version=version) == [(Level.OK, f"{version} flushes each commit to disk")]
 
 
@@ -46,5 +46,5 @@ def test_versions_that_will_do(version: str) -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_another(changes: dict[str, str], level: Level, seen: str) -> None:
+def test_unsafe_mariadb_settings_are_reported(changes: dict[str, str], level: Level, seen: str) -> None:
     assert found(**changes) == [(level, seen)]

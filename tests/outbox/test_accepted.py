@@ -150,7 +150,7 @@ def way_of(kind: str, step: str) -> str:
 # Two decorators: in one, pytest would give `shared` the scope of `step`, so a process and a database for each test.
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("shared", KINDS, indirect=True)
-def test_what_is_accepted_is_committed_and_done(bookings: Bookings, step: str) -> None:
+def test_every_accepted_request_is_committed_and_delivered(bookings: Bookings, step: str) -> None:
     key, way = uuid.uuid4().hex, way_of(bookings.kind, step)
     bookings.dies(way, key, step)
     claimed = bookings.is_claimed(key)

@@ -133,14 +133,14 @@ def post(world):
 
 
 @EVERY_LIBRARY
-def test_with_a_provider_that_recognises_keys_everything_ends_done_once(post):  # R125, R127, R130, F31
+def test_repeatable_calls_complete_once_after_any_crash(post):  # R125, R127, R130, F31
     ends = outcomes(post, remembers=True, repeatable=WINDOW)
 
     assert set(ends) == {(State.COMPLETED, 1)}
 
 
 @EVERY_LIBRARY
-def test_with_one_that_does_not_no_charge_is_made_twice(post):  # F31, R130
+def test_nonrepeatable_calls_are_never_made_twice(post):  # F31, R130
     ends = outcomes(post, remembers=False, repeatable=None)
 
     # Not sent and parked, sent and parked, and done; never two charges, and never "done" without one.
@@ -148,14 +148,14 @@ def test_with_one_that_does_not_no_charge_is_made_twice(post):  # F31, R130
 
 
 @pytest.mark.parametrize("world", ["sqlite"], indirect=True)
-def test_a_claim_that_repeated_where_it_must_not_would_be_seen(post):
+def test_the_crash_test_detects_a_repeated_call(post):
     """The proof of the test: calling an unsafe provider "repeatable" makes two charges."""
     ends = outcomes(post, remembers=False, repeatable=WINDOW)
 
     assert (State.COMPLETED, 2) in ends
 
 
-def test_a_crash_after_the_stored_result_calls_nobody_again(post):  # R127
+def test_a_crash_after_the_stored_result_repeats_no_call(post):  # R127
     """Every point from the committed result on: the provider was asked once."""
     provider = Provider(remembers=False)
     parcel = post.deferred()
@@ -173,7 +173,7 @@ def test_a_crash_after_the_stored_result_calls_nobody_again(post):  # R127
     assert (post.record(parcel).state, provider.keys.total()) == (State.COMPLETED, 1)
 
 
-def test_a_worker_that_never_comes_back_ends_as_a_dead_letter(post):  # R128: also a crash loop is bounded
+def test_repeated_worker_crashes_create_a_dead_letter(post):  # R128: also a crash loop is bounded
     parcel = post.deferred()
     policy = Policy(outbox_max_attempts=3)
     for _ in range(3):

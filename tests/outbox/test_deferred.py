@@ -37,7 +37,7 @@ def try_again(post, taken, **said):
     return post.go(post.box.try_again(taken.lease, taken.held, SECOND, "busy", DIGEST, **said))
 
 
-def test_taking_up_announces_the_call_and_has_no_lease_of_its_own(post, parcel, taken):  # row 24, O1, F32
+def test_taking_up_a_parcel_announces_the_call(post, parcel, taken):  # row 24, O1, F32
     record = post.record(parcel)
     assert isinstance(taken, TakenUp)
     assert taken.record == record
@@ -47,7 +47,7 @@ def test_taking_up_announces_the_call_and_has_no_lease_of_its_own(post, parcel, 
     assert taken.held.lease_until == post.world.clock.now + LEASE
 
 
-def test_taking_up_gives_the_parcel_its_whole_lease_again(post, parcel):
+def test_taking_up_a_parcel_renews_its_lease(post, parcel):
     """The lease counts from the announcement, not from the claim before a pause."""
     (held,) = post.claim()
     post.world.advance(LEASE - 1)
@@ -57,7 +57,7 @@ def test_taking_up_gives_the_parcel_its_whole_lease_again(post, parcel):
     assert post.in_outbox(parcel).lease_until == taken.held.lease_until == post.world.clock.now + LEASE
 
 
-def test_taking_up_whose_reply_was_lost_is_recognised(post, parcel):  # P7: sent once, so announced once
+def test_take_up_succeeds_after_a_lost_reply(post, parcel):  # P7: sent once, so announced once
     (held,) = post.claim()
     post.world.lose_reply("take_up")
 
@@ -67,7 +67,7 @@ def test_taking_up_whose_reply_was_lost_is_recognised(post, parcel):  # P7: sent
     assert (taken.record.fence, taken.record.intent.sends) == (2, 1)
 
 
-def test_who_lost_the_parcel_takes_nothing_up(post, parcel):
+def test_a_worker_that_lost_the_parcel_cannot_take_it_up(post, parcel):
     (slow,) = post.claim()
     post.world.advance(LEASE)
     (quick,) = post.claim()
@@ -77,7 +77,7 @@ def test_who_lost_the_parcel_takes_nothing_up(post, parcel):
     assert isinstance(post.take_up(quick), TakenUp)
 
 
-def test_what_may_have_been_sent_is_parked(post, parcel, taken):  # row 25, F31
+def test_a_nonrepeatable_call_is_parked_after_a_crash(post, parcel, taken):  # row 25, F31
     post.world.advance(LEASE)
     (held,) = post.claim()
     post.world.lose_reply("take_up")
@@ -92,7 +92,7 @@ def test_what_may_have_been_sent_is_parked(post, parcel, taken):  # row 25, F31
     assert post.dead(parcel).last_error == UNCERTAIN
 
 
-def test_what_is_repeatable_is_announced_again_within_its_first_window(post, parcel):  # H3, F23, row 24
+def test_a_repeatable_deferred_call_is_announced_again(post, parcel):  # H3, F23, row 24
     (held,) = post.claim()
     first = post.take_up(held, repeatable=WINDOW)
     until = first.record.intent.repeatable_until
@@ -109,7 +109,7 @@ def test_what_is_repeatable_is_announced_again_within_its_first_window(post, par
     assert isinstance(post.take_up(held, repeatable=WINDOW), Parked)
 
 
-def test_another_content_is_no_repetition(post, parcel):  # H2
+def test_a_changed_call_digest_parks_the_parcel(post, parcel):  # H2
     (held,) = post.claim()
     post.take_up(held, repeatable=WINDOW)
     post.world.advance(LEASE)
@@ -119,7 +119,7 @@ def test_another_content_is_no_repetition(post, parcel):  # H2
     assert isinstance(post.go(post.box.take_up(held, "w", other, LEASE)), Parked)
 
 
-def test_a_stored_result_is_never_called_again(post, parcel, taken):  # O1, R127, ADR 0009 row 24
+def test_a_parcel_with_a_stored_result_is_not_called_again(post, parcel, taken):  # O1, R127, ADR 0009 row 24
     assert isinstance(post.go(post.box.result(taken.lease, taken.held, ENTRY, LEASE)), Kept)
     post.world.advance(LEASE)
     (held,) = post.claim()
@@ -130,7 +130,7 @@ def test_a_stored_result_is_never_called_again(post, parcel, taken):  # O1, R127
     assert (again.record.memo, again.record.intent, again.record.fence) == ((ENTRY,), None, 3)
 
 
-def test_the_result_and_then_the_answer(post, parcel, taken):  # rows 6, 7
+def test_storing_result_and_response_survives_lost_replies(post, parcel, taken):  # rows 6, 7
     post.world.lose_reply("deferred_result")
     kept = post.go(post.box.result(taken.lease, taken.held, ENTRY, LEASE))
     assert (kept.snapshot.record.memo, kept.snapshot.record.intent) == ((ENTRY,), None)
@@ -149,7 +149,7 @@ def test_the_result_and_then_the_answer(post, parcel, taken):  # rows 6, 7
     assert post.in_outbox(parcel) is None
 
 
-def test_an_answer_needs_its_result_first(post, parcel, taken):  # R127, F6
+def test_delivery_requires_a_stored_result(post, parcel, taken):  # R127, F6
     settled = post.go(post.box.deliver(taken.lease, taken.held, answered()))
 
     assert not settled.ours
@@ -157,7 +157,7 @@ def test_an_answer_needs_its_result_first(post, parcel, taken):  # R127, F6
     assert post.in_outbox(parcel) is not None
 
 
-def test_trying_again_keeps_the_announcement_of_what_may_have_been_sent(post, parcel):  # row 26
+def test_a_postponed_call_keeps_its_announcement(post, parcel):  # row 26
     (held,) = post.claim()
     taken = post.take_up(held, repeatable=WINDOW)
     post.world.lose_reply("try_again")
@@ -172,14 +172,14 @@ def test_trying_again_keeps_the_announcement_of_what_may_have_been_sent(post, pa
     assert (held.attempts, held.last_error) == (2, "busy")
 
 
-def test_a_first_send_that_was_not_made_is_forgotten(post, parcel, taken):  # H2, row 26
+def test_a_first_send_that_was_not_made_is_withdrawn(post, parcel, taken):  # H2, row 26
     assert isinstance(try_again(post, taken, never_sent=True, counted=False), Postponed)
 
     assert post.record(parcel).intent is None
     assert post.in_outbox(parcel).attempts == 0
 
 
-def test_a_second_send_that_was_not_made_says_nothing_about_the_first(post, parcel):  # F24
+def test_an_unsent_repeat_keeps_the_first_announcement(post, parcel):  # F24
     (held,) = post.claim()
     post.take_up(held, repeatable=WINDOW)
     post.world.advance(LEASE)
@@ -211,7 +211,7 @@ def test_a_dead_letter_makes_the_record_unknown(post, parcel, taken):  # row 27,
     assert (post.dead(parcel).first_error, post.dead(parcel).last_error) == ("busy", "busy")
 
 
-def test_a_late_result_brings_the_parcel_back_from_the_dead_letters(post, parcel, taken):  # row 6, ADR 0009
+def test_a_late_result_restores_a_dead_letter(post, parcel, taken):  # row 6, ADR 0009
     post.world.advance(LEASE)
     (held,) = post.claim()
     assert isinstance(post.take_up(held), Parked)
@@ -248,7 +248,7 @@ def test_a_worker_that_was_overtaken_writes_nothing(post, parcel):  # P1, F11
     assert post.in_outbox(parcel) == quick.held
 
 
-def test_a_result_counts_although_the_parcel_was_claimed_by_another(post, parcel, taken):
+def test_a_result_is_stored_after_another_worker_claimed(post, parcel, taken):
     """The next worker finds the result, and settles without calling."""
     post.world.advance(LEASE)
     (held,) = post.claim()
@@ -261,7 +261,7 @@ def test_a_result_counts_although_the_parcel_was_claimed_by_another(post, parcel
     assert again.record.memo == (ENTRY,)
 
 
-def test_a_parcel_without_its_record_is_buried(post):
+def test_a_parcel_without_its_record_becomes_a_dead_letter(post):
     orphan = post.parcel(kind="defer", record_id=post.parcel().record_id)
     post.put(replace(orphan, kind=post.deferred().kind))
     held = next(one for one in post.claim() if one.parcel.id == orphan.id)
@@ -270,7 +270,7 @@ def test_a_parcel_without_its_record_is_buried(post):
     assert post.dead(orphan).last_error == RECORD_GONE
 
 
-def test_a_pending_record_without_its_parcel_cannot_be(post):  # R122, R123: one commit for both
+def test_a_failed_parcel_insert_aborts_the_settlement(post):  # R122, R123: one commit for both
     lease = post.world.owned(a_claim(effects=Effects.OUTBOX))
     parcel = post.parcel(kind=ParcelKind.DEFER, record_id=lease.id, incarnation=lease.incarnation)
     post.put(post.parcel(id=parcel.id))  # so that the parcel cannot be written
@@ -281,7 +281,7 @@ def test_a_pending_record_without_its_parcel_cannot_be(post):  # R122, R123: one
     assert post.record(parcel).state is State.IN_PROGRESS
 
 
-def test_a_business_transaction_that_is_undone_leaves_neither(post):  # R123
+def test_a_rollback_leaves_no_parcel_and_no_settlement(post):  # R123
     lease = post.world.owned(a_claim(effects=Effects.OUTBOX))
     parcel = post.parcel(kind=ParcelKind.DEFER, record_id=lease.id, incarnation=lease.incarnation)
 
@@ -296,7 +296,7 @@ def test_a_business_transaction_that_is_undone_leaves_neither(post):  # R123
     assert post.in_outbox(parcel) is None
 
 
-def test_a_lost_reply_of_a_deferral_is_recognised(post):  # P7
+def test_a_deferral_with_a_lost_reply_is_written_once(post):  # P7
     post.world.lose_reply("settle")
 
     post.deferred()

@@ -31,7 +31,7 @@ def worker(dsn, post, book, rest):
     return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
-def test_a_killed_worker_loses_nothing_and_keeps_every_line_in_order(outbox_dsn, tmp_path):  # R125, R130, E11
+def test_a_killed_worker_loses_no_parcel_and_keeps_order(outbox_dsn, tmp_path):  # R125, R130, E11
     with blocking(PostgresStore, PsycopgDriver(outbox_dsn)) as world:
         post = Post(world)
         world.clock.now = time.time_ns() // 1000 - 60_000_000  # all are due by the server's own clock

@@ -36,7 +36,7 @@ def test_a_rollback_leaves_no_parcel_and_a_commit_exactly_one(post):  # R123, R1
     assert post.claim() == ()
 
 
-def test_a_parcel_comes_out_as_it_was_put_in(post):
+def test_a_claimed_parcel_equals_the_stored_one(post):
     parcel = post.parcel(order_by=post.line("order-7"), payload='{"text": "\\u0000 \\"é\\" \\\\"}', position=3)
     post.put(parcel)
 
@@ -47,13 +47,13 @@ def test_a_parcel_comes_out_as_it_was_put_in(post):
     assert held.lease_until == post.world.clock.now + LEASE
 
 
-def test_only_the_topics_that_a_worker_knows(post):
+def test_parcels_of_unknown_topics_are_not_claimed(post):
     post.put(post.parcel(topic="unheard-of"))
 
     assert post.claim() == ()
 
 
-def test_what_waits_longest_comes_first(post):
+def test_the_oldest_parcels_are_claimed_first(post):
     first, second, third = post.parcel(), post.parcel(), post.parcel()
     for parcel in (first, second, third):
         post.put(parcel)
@@ -101,7 +101,7 @@ def test_a_worker_that_was_overtaken_acknowledges_nothing(post):  # fencing, S8
     assert post.in_outbox(parcel) is None
 
 
-def test_a_lease_that_runs_is_respected(post):
+def test_a_leased_parcel_is_not_claimed_again(post):
     post.put(post.parcel())
     post.claim()
     post.world.advance(LEASE - 1)
@@ -109,7 +109,7 @@ def test_a_lease_that_runs_is_respected(post):
     assert post.claim() == ()
 
 
-def test_a_batch_is_acknowledged_at_once_and_only_what_is_ours(post):
+def test_a_batch_acknowledges_only_parcels_still_held(post):
     post.put(*(post.parcel(position=n) for n in range(5)))
     held = post.claim()
     post.world.advance(LEASE)
@@ -120,7 +120,7 @@ def test_a_batch_is_acknowledged_at_once_and_only_what_is_ours(post):
     assert post.in_outbox(stolen.parcel) == stolen
 
 
-def test_an_acknowledgement_whose_reply_was_lost_is_known(post):  # P7
+def test_an_acknowledgement_succeeds_after_a_lost_reply(post):  # P7
     parcels = post.put(post.parcel(), post.parcel())
     held = post.claim()
     post.world.lose_reply("sent")
@@ -128,14 +128,14 @@ def test_an_acknowledgement_whose_reply_was_lost_is_known(post):  # P7
     assert post.go(post.box.sent(*held)) == {parcel.id for parcel in parcels}
 
 
-def test_a_claim_whose_reply_was_lost_is_looked_up(post):  # P7
+def test_a_parcel_claim_survives_a_lost_reply(post):  # P7
     (parcel,) = post.put(post.parcel())
     post.world.lose_reply("due")
 
     assert [held.parcel for held in post.claim()] == [parcel]
 
 
-def test_trying_again_waits_and_keeps_both_errors(post):
+def test_postponing_keeps_the_first_and_last_error(post):
     (parcel,) = post.put(post.parcel())
     for error in ("first", "second"):
         (held,) = post.claim()
@@ -149,7 +149,7 @@ def test_trying_again_waits_and_keeps_both_errors(post):
     assert (there.attempts, there.first_error, there.last_error) == (2, "first", "second")
 
 
-def test_what_is_handed_back_is_due_at_once_and_does_not_count(post):
+def test_a_released_parcel_is_due_without_counting_an_attempt(post):
     post.put(post.parcel(), post.parcel())
     held = post.claim()
 
@@ -191,7 +191,7 @@ def test_dead_letters_are_listed_page_by_page(post):
 
 
 class TestOrder:
-    def test_only_the_head_of_a_line_is_handed_out(self, post):
+    def test_only_the_first_parcel_of_a_line_is_claimed(self, post):
         first, second = post.put(
             post.parcel(order_by=post.line("a"), position=0), post.parcel(order_by=post.line("a"), position=1)
         )
@@ -205,7 +205,7 @@ class TestOrder:
         post.go(post.box.sent(*held))
         assert [one.parcel for one in post.claim()] == [second]
 
-    def test_a_head_that_waits_for_its_next_attempt_keeps_the_line(self, post):
+    def test_a_postponed_first_parcel_blocks_its_line(self, post):
         first, _ = post.put(
             post.parcel(order_by=post.line("a"), position=0), post.parcel(order_by=post.line("a"), position=1)
         )
@@ -216,7 +216,7 @@ class TestOrder:
         post.world.advance(5 * SECOND)
         assert [one.parcel for one in post.claim()] == [first]
 
-    def test_a_dead_letter_lets_the_line_go_on(self, post):  # R128
+    def test_a_dead_letter_unblocks_its_line(self, post):  # R128
         _, second = post.put(
             post.parcel(order_by=post.line("a"), position=0), post.parcel(order_by=post.line("a"), position=1)
         )
@@ -225,7 +225,7 @@ class TestOrder:
 
         assert [one.parcel for one in post.claim()] == [second]
 
-    def test_positions_are_the_order_within_a_transaction(self, post):
+    def test_positions_order_parcels_of_one_transaction(self, post):
         last, first = post.put(
             post.parcel(order_by=post.line("a"), position=1), post.parcel(order_by=post.line("a"), position=0)
         )
@@ -235,7 +235,7 @@ class TestOrder:
         post.go(post.box.sent(held))
         assert [one.parcel for one in post.claim()] == [last]
 
-    def test_transactions_of_one_instant_keep_their_order(self, post):
+    def test_transactions_with_equal_timestamps_keep_their_order(self, post):
         parcels = [post.put(post.parcel(order_by=post.line("a")))[0] for _ in range(8)]
 
         got = []
@@ -245,7 +245,7 @@ class TestOrder:
 
         assert got == parcels
 
-    def test_a_long_line_hides_nobody(self, post):
+    def test_a_long_line_does_not_block_other_parcels(self, post):
         """More wait in one line than a claim looks at; the head of another line and a free parcel stand behind it."""
         line = post.put(*(post.parcel(order_by=post.line("a"), position=n) for n in range(1100)))
         post.world.advance(1)

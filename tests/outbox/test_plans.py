@@ -54,7 +54,7 @@ def postgres(postgres_dsn):
 
 
 @pytest.mark.parametrize("analysed", [True, False])
-def test_postgresql(postgres, analysed):  # 2.4
+def test_the_postgresql_claim_uses_its_indexes(postgres, analysed):  # 2.4
     if not analysed:
         postgres.execute("DELETE FROM pg_statistic WHERE starelid = 'oncekey.outbox'::regclass")
     statement = said(PostgresStore(clock=lambda: 2 * ROWS), "due")
@@ -76,7 +76,7 @@ def test_postgresql(postgres, analysed):  # 2.4
 
 
 @pytest.mark.parametrize("name", ["sent", "hand_back"])
-def test_a_batch_is_looked_up_by_its_ids_whatever_the_statistics_say(postgres, name):
+def test_batch_updates_use_the_primary_key_on_postgresql(postgres, name):
     """None is held when they are made, so a join would expect one row, and search for it once for each of the batch."""
     postgres.execute("DELETE FROM oncekey.outbox WHERE due_at > 2000")
     postgres.execute("VACUUM FULL ANALYZE oncekey.outbox")  # a queue that is short enough to be searched
@@ -100,7 +100,7 @@ def test_a_batch_is_looked_up_by_its_ids_whatever_the_statistics_say(postgres, n
     assert not [node for node in everything if node.get("Rows Removed by Join Filter", 0)]
 
 
-def test_sqlite(tmp_path):
+def test_the_sqlite_claim_uses_its_indexes(tmp_path):
     driver = SqliteDriver(tmp_path / "many.db")
     drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()

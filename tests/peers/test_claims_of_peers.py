@@ -39,7 +39,7 @@ def proceed(engine: Engine, claim) -> Lease:
     return verdict.lease
 
 
-def test_an_owner_that_said_nothing_of_its_expiry_is_no_orphan(engine: Engine) -> None:  # peers 1
+def test_every_claim_has_a_lease_expiry(engine: Engine) -> None:  # peers 1
     claim = a_claim()
     proceed(engine, claim)
     for _ in range(5):
@@ -47,7 +47,7 @@ def test_an_owner_that_said_nothing_of_its_expiry_is_no_orphan(engine: Engine) -
     assert flows.find(engine, claim.id).record.lease_until is not None
 
 
-def test_looking_first_and_locking_later_never_runs_twice(engine: Engine) -> None:  # peers 2, 4, 5, 8
+def test_request_that_read_before_the_claim_gets_a_replay(engine: Engine) -> None:  # peers 2, 4, 5, 8
     claim, late = a_claim(), None
     late = again(claim)
     assert flows.find(engine, late.id).record is None  # the second request looks, and sees nothing
@@ -58,7 +58,7 @@ def test_looking_first_and_locking_later_never_runs_twice(engine: Engine) -> Non
     assert verdict.record.response == answered().response
 
 
-def test_who_was_refused_releases_nothing(engine: Engine) -> None:  # peers 3, 6
+def test_refused_request_cannot_release_the_claim(engine: Engine) -> None:  # peers 3, 6
     claim, second = a_claim(), None
     owner = proceed(engine, claim)
     second = again(claim)
@@ -84,7 +84,7 @@ def test_two_retries_after_a_dead_owner_and_one_of_them_runs(engine: Engine, clo
     assert flows.find(engine, claim.id).record.fence == seen.fence + 1
 
 
-def test_a_row_that_vanished_in_between_is_claimed_and_not_waved_through(engine: Engine) -> None:  # peers 10
+def test_retry_of_a_discarded_record_acquires_a_claim(engine: Engine) -> None:  # peers 10
     claim = a_claim()
     lease = proceed(engine, claim)
     assert flows.settle(engine, lease, Discarded()).ours
@@ -105,7 +105,9 @@ def test_nothing_in_progress_is_ever_evicted(engine: Engine) -> None:  # peers 1
 @pytest.mark.parametrize(
     "word", [answered(b"zombie"), Retryable("zombie"), Discarded()], ids=lambda w: type(w).__name__
 )
-def test_a_zombie_changes_nothing_of_its_successor(engine: Engine, clock: ManualClock, word) -> None:  # peers 13, P1
+def test_former_owner_cannot_change_the_record_of_its_successor(
+    engine: Engine, clock: ManualClock, word
+) -> None:  # peers 13, P1
     claim = a_claim()
     zombie = proceed(engine, claim)
     clock.advance(LEASE)
@@ -119,7 +121,7 @@ def test_a_zombie_changes_nothing_of_its_successor(engine: Engine, clock: Manual
     assert isinstance(flows.begin(engine, again(claim), POLICY), Replay)
 
 
-def test_the_lease_lasts_until_the_answer_is_stored(engine: Engine, clock: ManualClock) -> None:  # peers 14
+def test_renewed_lease_lasts_until_the_response_is_stored(engine: Engine, clock: ManualClock) -> None:  # peers 14
     claim = a_claim()
     lease = proceed(engine, claim)
     for _ in range(4):
@@ -129,14 +131,14 @@ def test_the_lease_lasts_until_the_answer_is_stored(engine: Engine, clock: Manua
     assert flows.settle(engine, lease, answered()).ours
 
 
-def test_a_claim_that_is_said_twice_does_not_meet_itself(engine: Engine) -> None:  # peers 18, P7
+def test_repeated_claim_write_finds_its_own_record(engine: Engine) -> None:  # peers 18, P7
     claim = a_claim()
     first, second = proceed(engine, claim), proceed(engine, claim)
     assert first == second
     assert flows.find(engine, claim.id).record.attempts == 1
 
 
-def test_the_marker_of_a_running_request_ends_long_before_its_answer(engine: Engine, clock: ManualClock) -> None:
+def test_lease_ends_before_the_record_expires(engine: Engine, clock: ManualClock) -> None:
     claim = a_claim()  # peers 17, R86
     proceed(engine, claim)
     record = flows.find(engine, claim.id).record
@@ -166,7 +168,7 @@ def test_a_take_over_keeps_the_fingerprint_too(engine: Engine, clock: ManualCloc
     assert flows.find(engine, claim.id).record.fingerprint == claim.fingerprint
 
 
-def test_an_answer_and_its_status_are_one_write(engine: Engine) -> None:  # peers 16: no reader between two writes
+def test_state_and_response_are_stored_in_one_write(engine: Engine) -> None:  # peers 16: no reader between two writes
     claim = a_claim()
     lease = proceed(engine, claim)
     assert flows.find(engine, claim.id).record.response is None

@@ -22,7 +22,7 @@ def judged() -> Iterator[Judged]:
         yield found
 
 
-def test_the_page_shows_what_is_found(judged: Judged) -> None:
+def test_comparison_page_shows_the_measured_results(judged: Judged) -> None:
     """`python tests/peers/judging.py --write` writes the table."""
     assert table(judged[1]) == written()
 
@@ -39,7 +39,7 @@ def test_pins_name_no_place_to_download_from(path: Path) -> None:
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_each_finding_is_shown_by_plain_requests_too(peer: Peer, judged: Judged) -> None:
+def test_each_peer_finding_is_confirmed_by_plain_requests(peer: Peer, judged: Judged) -> None:
     urls, reports = judged
     found = {name for name, result in results(reports[peer]).items() if result in {"failed", "advice"}}
     shop = Client(urls[peer])
@@ -48,7 +48,7 @@ def test_each_finding_is_shown_by_plain_requests_too(peer: Peer, judged: Judged)
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
-def test_what_a_package_keeps_is_not_refuted_by_plain_requests(peer: Peer, judged: Judged) -> None:
+def test_passed_peer_clauses_are_not_refuted_by_plain_requests(peer: Peer, judged: Judged) -> None:
     urls, reports = judged
     kept = {name for name, result in results(reports[peer]).items() if result == "passed" and name in PROOFS}
     shop = Client(urls[peer])
@@ -56,7 +56,7 @@ def test_what_a_package_keeps_is_not_refuted_by_plain_requests(peer: Peer, judge
     assert {name for name in kept if PROOFS[name](shop)} == set()
 
 
-def test_each_run_came_to_its_end_and_tried_the_same_clauses(judged: Judged) -> None:
+def test_every_peer_run_completed_with_the_same_clauses(judged: Judged) -> None:
     reports = judged[1].values()
     assert {report["stopped"] for report in reports} <= {"", None}
     assert len({tuple(results(report)) for report in reports}) == 1

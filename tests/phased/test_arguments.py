@@ -139,7 +139,7 @@ def once(tmp_path: Path) -> Once:
 
 @pytest.mark.parametrize("handler", [pay, apay])
 @pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
-async def test_each_function_gets_its_arguments(once: Once, tmp_path: Path, run: Run, handler: Any) -> None:
+async def test_steps_pass_arguments_to_their_functions(once: Once, tmp_path: Path, run: Run, handler: Any) -> None:
     answer = await run(once, handler)
     key = answer.pop("key")
     assert answer == {"value": 3, "number": 1, "made": [7, "USD", key]}
@@ -150,7 +150,7 @@ async def test_each_function_gets_its_arguments(once: Once, tmp_path: Path, run:
 
 @pytest.mark.parametrize("handler", [wrong, awrong])
 @pytest.mark.parametrize("run", [_by_function, _by_inbox, _in_a_unit_test])
-async def test_arguments_that_do_not_fit_are_found_before_the_call(once: Once, run: Run, handler: Any) -> None:
+async def test_wrong_call_arguments_raise_before_the_call(once: Once, run: Run, handler: Any) -> None:
     # otherwise the outcome would be unknown, of a call that was never made
     with pytest.raises(ConfigurationError, match=r"the call 'charge_created' was not made.*too many positional"):
         await run(once, handler)
@@ -165,7 +165,7 @@ async def test_arguments_that_do_not_fit_are_found_before_the_call(once: Once, r
         (lambda amount: amount, (7,), "got an unexpected keyword argument 'key'"),
     ],
 )
-async def test_the_sentence_says_what_is_wrong(fn: Any, args: tuple[Any, ...], why: str) -> None:
+async def test_the_error_describes_the_wrong_argument(fn: Any, args: tuple[Any, ...], why: str) -> None:
     op = operation(connection=None)
     with pytest.raises(ConfigurationError, match=why):
         await op.call("charge_created", fn, *args, repeatable=False)
@@ -174,14 +174,14 @@ async def test_the_sentence_says_what_is_wrong(fn: Any, args: tuple[Any, ...], w
     assert (await op.call("charge_created", charge, 7, repeatable=False))[:2] == [7, "EUR"]
 
 
-def test_the_other_keywords_of_a_function_are_bound_before() -> None:
+def test_keyword_arguments_can_be_bound_with_partial() -> None:
     op = sync_operation(connection=None)
     made = op.call("charge_created", functools.partial(charge, currency="SEK"), 7, repeatable=True)
     assert made == [7, "SEK", downstream_key(bytes(32), "charge_created")]
 
 
 @pytest.mark.parametrize("step", ["phase", "call", "value"])
-def test_a_function_that_nobody_awaits_is_refused(step: str) -> None:
+def test_an_async_step_in_a_def_handler_is_rejected(step: str) -> None:
     op: Any = sync_operation(connection=None)
     how = {"repeatable": False} if step == "call" else {}
     with pytest.raises(ConfigurationError, match="the step 'drawn' is `async def`, and its handler is `def`"):

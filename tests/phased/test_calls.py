@@ -32,7 +32,7 @@ def only_call(**call: Any) -> Any:
     return script
 
 
-async def test_a_final_no_is_stored_and_heard_again(bank: Bank) -> None:
+async def test_a_rejected_call_is_stored_and_raised_on_resume(bank: Bank) -> None:
     # H2: the provider's word about this key, for whoever goes on
     def script(op: Any) -> Generator[Any, Any, Any]:
         try:
@@ -58,7 +58,7 @@ async def test_a_final_no_is_stored_and_heard_again(bank: Bank) -> None:
 
 @pytest.mark.parametrize("repeatable", [True, False])
 @pytest.mark.parametrize("by_hook", [True, False])
-async def test_what_was_provably_not_sent_is_withdrawn(mixed_bank: Bank, repeatable: bool, by_hook: bool) -> None:
+async def test_a_call_that_was_not_executed_is_withdrawn(mixed_bank: Bank, repeatable: bool, by_hook: bool) -> None:
     # R100, R102: connection refused; nothing was stored before, so it is as if nothing had happened
     bank = mixed_bank
     error = REFUSED if by_hook else (NotExecutedError(),)
@@ -71,7 +71,7 @@ async def test_what_was_provably_not_sent_is_withdrawn(mixed_bank: Bank, repeata
     assert (bank.provider.charges, len(bank.provider.keys)) == (1, 1)
 
 
-async def test_what_was_not_sent_after_a_step_is_handed_back(bank: Bank) -> None:
+async def test_a_withdrawn_call_after_a_step_can_be_retried(bank: Bank) -> None:
     # H2, F5: the order is kept, and the retry goes on at once
     bank.provider.faults.append((NotExecutedError(),))
     async with bank.process(paying(repeatable=False)) as process:
@@ -83,7 +83,7 @@ async def test_what_was_not_sent_after_a_step_is_handed_back(bank: Bank) -> None
     assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
 
 
-async def test_a_handler_may_try_what_was_not_sent_once_more(small_bank: Bank) -> None:
+async def test_a_handler_may_repeat_a_withdrawn_call(small_bank: Bank) -> None:
     def script(op: Any) -> Generator[Any, Any, Any]:
         with suppress(NotExecutedError):
             yield Call(repeatable=False)
@@ -96,7 +96,7 @@ async def test_a_handler_may_try_what_was_not_sent_once_more(small_bank: Bank) -
     assert small_bank.provider.charges == 1
 
 
-async def test_a_second_send_that_was_not_made_says_nothing_about_the_first(bank: Bank) -> None:
+async def test_a_withdrawn_second_send_keeps_the_first_uncertain(bank: Bank) -> None:
     # F24: drop-after, then refused: the money was taken, and nobody may say that it was not
     bank.provider.faults.extend([RESET, REFUSED])
     async with bank.process(only_call(repeatable=True), is_definitely_not_executed=hook) as process:
@@ -149,7 +149,7 @@ async def test_an_uncertain_call_that_is_repeatable_is_made_again(mixed_bank: Ba
     assert bank.effects == ["order", "paid"]
 
 
-async def test_a_call_ends_at_its_time_limit(small_bank: Bank) -> None:
+async def test_a_call_that_exceeds_its_timeout_is_unknown(small_bank: Bank) -> None:
     # U1: `op.call` enforces it, whatever the client library does
     async with small_bank.process(only_call(repeatable=False), call_timeout=0.05) as process:
         process.freezes_at = "after charge"
@@ -184,7 +184,7 @@ async def test_after_its_window_a_call_is_not_repeated(mixed_bank: Bank, window:
     assert (bank.provider.charges, len(bank.provider.keys)) == (charges, 1)
 
 
-async def test_within_its_window_it_is(mixed_bank: Bank) -> None:
+async def test_a_call_is_repeated_within_its_window(mixed_bank: Bank) -> None:
     bank = mixed_bank
     bank.provider.faults.append(RESET)
     async with bank.process(paying(repeatable=timedelta(hours=2))) as process:
@@ -194,7 +194,7 @@ async def test_within_its_window_it_is(mixed_bank: Bank) -> None:
     assert bank.provider.charges == 1
 
 
-async def test_a_crash_during_a_call_past_its_window_is_unknown(mixed_bank: Bank) -> None:
+async def test_a_crash_during_a_nonrepeatable_call_is_unknown(mixed_bank: Bank) -> None:
     # row 15: the lease is over, and the call may have been made
     bank = mixed_bank
     bank.provider.dedup = False
@@ -206,7 +206,7 @@ async def test_a_crash_during_a_call_past_its_window_is_unknown(mixed_bank: Bank
         assert (bank.state, bank.provider.charges, alive.runs) == ("unknown", 1, 0)
 
 
-async def test_other_parameters_are_no_repetition(mixed_bank: Bank, caplog: pytest.LogCaptureFixture) -> None:
+async def test_changed_call_parameters_park_the_record(mixed_bank: Bank, caplog: pytest.LogCaptureFixture) -> None:
     # H2: a provider may take the first parameters for the second's
     bank = mixed_bank
     bank.provider.faults.append(RESET)
@@ -228,9 +228,7 @@ async def test_other_parameters_are_no_repetition(mixed_bank: Bank, caplog: pyte
 
 @pytest.mark.parametrize("status", [201, 402, 429, 503])
 @pytest.mark.parametrize("repeatable", [True, False])
-async def test_a_swallowed_uncertain_call_decides_whatever_is_answered(
-    async_bank: Bank, status: int, repeatable: bool
-) -> None:
+async def test_a_swallowed_uncertain_call_overrides_the_status(async_bank: Bank, status: int, repeatable: bool) -> None:
     # F6, P4: with an open intent the handler's answer is not used
     def script(op: Any) -> Generator[Any, Any, Any]:
         try:
@@ -252,7 +250,7 @@ async def test_a_swallowed_uncertain_call_decides_whatever_is_answered(
 
 
 @pytest.mark.parametrize("step", [Phase("after"), Call("another")])
-async def test_nothing_follows_an_uncertain_call(small_bank: Bank, step: Any) -> None:
+async def test_a_step_after_an_uncertain_call_raises(small_bank: Bank, step: Any) -> None:
     refused: list[BaseException] = []
 
     def script(op: Any) -> Generator[Any, Any, Any]:
@@ -270,7 +268,7 @@ async def test_nothing_follows_an_uncertain_call(small_bank: Bank, step: Any) ->
     assert (len(refused), small_bank.effects, small_bank.provider.charges) == (1, [], 1)
 
 
-async def test_not_executed_said_over_an_open_call_is_not_believed(small_bank: Bank) -> None:
+async def test_not_executed_is_ignored_while_a_call_is_open(small_bank: Bank) -> None:
     # P4: the handler cannot know better than its announcement
     def script(op: Any) -> Generator[Any, Any, Any]:
         try:
@@ -284,7 +282,7 @@ async def test_not_executed_said_over_an_open_call_is_not_believed(small_bank: B
     assert (reply.status, reply.code, small_bank.state) == (409, "idempotency_outcome_unknown", "unknown")
 
 
-async def test_a_late_result_is_taken_from_an_owner_that_was_only_swept(bank: Bank) -> None:
+async def test_a_swept_owner_may_store_a_late_result(bank: Bank) -> None:
     # U2, row 6: nobody else has it, so its word is the best there is
     async with bank.process(paying(repeatable=False)) as process, bank.process() as other:
         await process.send_and_freeze("after charge")
@@ -297,9 +295,7 @@ async def test_a_late_result_is_taken_from_an_owner_that_was_only_swept(bank: Ba
     assert bank.provider.charges == 1
 
 
-async def test_after_a_take_over_a_late_result_is_refused_and_alarmed(
-    bank: Bank, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_late_result_after_a_takeover_becomes_evidence(bank: Bank, caplog: pytest.LogCaptureFixture) -> None:
     # U2, P1, P3: it was executed, and somebody has to hear of it; its client hears what the record says
     async with bank.process() as dead, bank.process() as alive:
         await dead.send_and_freeze("before charge")
@@ -318,7 +314,7 @@ async def test_after_a_take_over_a_late_result_is_refused_and_alarmed(
     assert (bank.provider.charges, len(bank.provider.keys), bank.effects) == (1, 2, ["order", "paid"])
 
 
-async def test_attempts_are_bounded(mixed_bank: Bank) -> None:
+async def test_max_attempts_parks_a_failing_record(mixed_bank: Bank) -> None:
     # H6: then a person looks at it
     bank = mixed_bank
     policy = Policy(lease=LEASE, max_attempts=3)
@@ -337,7 +333,7 @@ async def test_attempts_are_bounded(mixed_bank: Bank) -> None:
     assert record.reconcile_after is not None
 
 
-async def test_a_call_that_was_announced_too_long_ago_is_not_made(small_bank: Bank) -> None:
+async def test_a_call_is_not_made_after_its_send_window(small_bank: Bank) -> None:
     # U1: others count on its being over by then
     from oncekey.engine import phases
 
@@ -360,7 +356,7 @@ async def test_a_call_that_was_announced_too_long_ago_is_not_made(small_bank: Ba
         assert (await process.send()).status == 201
 
 
-async def test_another_way_after_a_call_that_was_not_made_is_the_same_way_when_resumed(mixed_bank: Bank) -> None:
+async def test_a_fallback_after_a_withdrawn_call_resumes_the_same_way(mixed_bank: Bank) -> None:
     # ADR 0011, H4: a second provider is asked, and whoever goes on does not ask the first one again
     bank = mixed_bank
 

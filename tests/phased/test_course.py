@@ -14,7 +14,7 @@ from oncekey.workers.completer import Completer
 from phased.bank import KEY, POINTS, Bank, Here, Phase, Value
 
 
-async def test_each_step_once_and_in_order(bank: Bank) -> None:
+async def test_each_step_runs_once_and_in_order(bank: Bank) -> None:
     # R114, R116, H1, F26
     async with bank.process() as process:
         first = await process.send()
@@ -42,7 +42,7 @@ async def test_each_step_once_and_in_order(bank: Bank) -> None:
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_the_clients_retry_goes_on_where_a_crash_left_off(bank: Bank, point: str) -> None:
+async def test_a_retry_resumes_after_a_crash_at_every_step(bank: Bank, point: str) -> None:
     # R116, R117, R120, R126, R130, D1: each phase's effect once, and one charge under one key wherever it stops
     async with bank.process() as dead, bank.process() as alive:
         await dead.send_and_freeze(point)
@@ -65,7 +65,7 @@ async def test_the_clients_retry_goes_on_where_a_crash_left_off(bank: Bank, poin
 
 
 @pytest.mark.parametrize("point", POINTS)
-async def test_a_completer_goes_on_where_the_client_never_comes_back(mixed_bank: Bank, point: str) -> None:
+async def test_a_completer_resumes_after_a_crash_at_every_step(mixed_bank: Bank, point: str) -> None:
     # H7, F28, R116
     bank = mixed_bank
     async with bank.process() as dead, bank.process() as alive:
@@ -82,7 +82,7 @@ async def test_a_completer_goes_on_where_the_client_never_comes_back(mixed_bank:
     assert (await bank.record()).request is None
 
 
-async def test_the_same_request_sends_the_same_key_after_loss_and_expiry(bank: Bank) -> None:
+async def test_downstream_keys_survive_record_loss_and_expiry(bank: Bank) -> None:
     # D1, F38: a record that was lost and one that expired; another body is another payment
     async with bank.process() as process:
         await process.send()
@@ -96,7 +96,7 @@ async def test_the_same_request_sends_the_same_key_after_loss_and_expiry(bank: B
     assert (bank.provider.charges, len(set(bank.provider.keys))) == (2, 2)
 
 
-async def test_a_value_is_drawn_once_and_written_with_the_next_step(bank: Bank) -> None:
+async def test_a_value_is_stored_with_the_next_step(bank: Bank) -> None:
     # H4: time, random numbers and ids are the same for everybody who goes on
     drawn: list[int] = []
 

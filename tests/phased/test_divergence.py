@@ -39,7 +39,9 @@ DIVERGENT = {
 
 
 @pytest.mark.parametrize("case", DIVERGENT)
-async def test_other_steps_run_nothing(small_bank: Bank, case: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_diverged_handler_runs_no_further_step(
+    small_bank: Bank, case: str, caplog: pytest.LogCaptureFixture
+) -> None:
     # H4, F25: renamed, reordered, removed; the code of version N-1 that knows nothing of the second step
     bank = small_bank
     async with bank.process(steps(A, B, STOP, C)) as dead, bank.process(DIVERGENT[case]) as other:
@@ -58,7 +60,7 @@ async def test_other_steps_run_nothing(small_bank: Bank, case: str, caplog: pyte
     assert parked.endswith("then run `oncekey keys release`")
 
 
-async def test_a_swallowed_divergence_is_one(mixed_bank: Bank) -> None:
+async def test_a_swallowed_divergence_still_parks_the_record(mixed_bank: Bank) -> None:
     bank = mixed_bank
 
     def swallowing(op: Any) -> Generator[Any, Any, Any]:
@@ -77,7 +79,7 @@ async def test_a_swallowed_divergence_is_one(mixed_bank: Bank) -> None:
 
 
 @pytest.mark.parametrize("changed", [Phase("x"), Value("x", int), Call("x")])
-async def test_an_open_call_has_to_be_asked_for_again(small_bank: Bank, changed: Any) -> None:
+async def test_a_resumed_handler_must_repeat_its_open_call(small_bank: Bank, changed: Any) -> None:
     bank = small_bank
     async with bank.process(steps(A, Call())) as dead, bank.process(steps(A, changed, Call())) as other:
         await dead.send_and_freeze("after charge")
@@ -86,7 +88,7 @@ async def test_an_open_call_has_to_be_asked_for_again(small_bank: Bank, changed:
     assert (bank.state, bank.effects, bank.provider.charges) == ("unknown", ["a"], 1)
 
 
-async def test_a_recovery_point_that_nobody_wrote(mixed_bank: Bank, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unknown_recovery_point_parks_the_record(mixed_bank: Bank, caplog: pytest.LogCaptureFixture) -> None:
     # R121: a bug or a restored backup; the handler is not even entered
     bank = mixed_bank
     async with bank.process() as dead, bank.process() as alive:
@@ -115,7 +117,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-async def test_mistakes_are_said_and_undone(small_bank: Bank, case: str) -> None:
+async def test_step_misuse_raises_and_rolls_back(small_bank: Bank, case: str) -> None:
     # H1, R115: at most one foreign call in a step, and none inside a transaction
     script, sentence = REFUSED[case]
     said: list[str] = []
@@ -134,7 +136,7 @@ async def test_mistakes_are_said_and_undone(small_bank: Bank, case: str) -> None
     assert (small_bank.state, small_bank.provider.keys) == ("failed_retryable", [])
 
 
-async def test_two_calls_at_once(async_bank: Bank) -> None:
+async def test_two_concurrent_calls_in_one_handler_raise(async_bank: Bank) -> None:
     # H1, F28: the second is refused before anything is announced; the first one's result is not lost
     bank = async_bank
     async with bank.process() as process:
@@ -193,7 +195,7 @@ async def test_another_request_never_resumes(mixed_bank: Bank) -> None:
         assert (await alive.send()).status == 201
 
 
-async def test_a_route_that_became_local_does_not_run_over_stored_steps(async_bank: Bank) -> None:
+async def test_a_route_changed_to_local_does_not_run_stored_steps(async_bank: Bank) -> None:
     # F4, L3: a deploy while a payment was half-way
     from oncekey.core.model import LOCAL
 
@@ -206,7 +208,7 @@ async def test_a_route_that_became_local_does_not_run_over_stored_steps(async_ba
     assert bank.effects == ["order"]
 
 
-async def test_the_way_back_is_free(async_bank: Bank) -> None:
+async def test_a_failed_local_record_may_become_phased(async_bank: Bank) -> None:
     # and a request that had done nothing yet goes on under the new effects
     from oncekey.core.model import LOCAL
 
@@ -223,7 +225,7 @@ async def test_the_way_back_is_free(async_bank: Bank) -> None:
     assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
 
 
-async def test_a_route_that_became_inline_is_not_run_again_after_its_crash(async_bank: Bank) -> None:
+async def test_a_route_changed_to_inline_is_unknown_after_a_crash(async_bank: Bank) -> None:
     # F4, P2, ADR 0015: what a crash means is what the handler that crashed does to the world
     from oncekey.core.model import INLINE, LOCAL
 

@@ -48,7 +48,7 @@ async def test_a_message_commits_with_its_phase(bank: Bank) -> None:
         assert parcels(bank) == resumed
 
 
-async def test_a_phase_that_is_undone_tells_nothing(mixed_bank: Bank) -> None:
+async def test_a_rolled_back_phase_emits_nothing(mixed_bank: Bank) -> None:
     bank = mixed_bank
     fails = iter([RuntimeError(), None])
 
@@ -63,7 +63,7 @@ async def test_a_phase_that_is_undone_tells_nothing(mixed_bank: Bank) -> None:
     assert len(parcels(bank)) == 1
 
 
-async def test_outside_of_a_phase_there_is_no_transaction_to_commit_with(small_bank: Bank) -> None:
+async def test_emit_outside_a_phase_raises(small_bank: Bank) -> None:
     # H1, F28
     said: list[str] = []
 
@@ -78,12 +78,12 @@ async def test_outside_of_a_phase_there_is_no_transaction_to_commit_with(small_b
 
     async with small_bank.process(outside) as process:
         assert (await process.send()).status == 201
-    assert ["inside of op.phase" in said[0], "effects=OUTBOX" in said[1], "op.phase" in said[2]] == [True] * 3
+    assert ["inside op.phase" in said[0], "effects=OUTBOX" in said[1], "op.phase" in said[2]] == [True] * 3
     assert parcels(small_bank) == []
 
 
 @pytest.mark.parametrize("effects", [PHASED, OUTBOX])
-async def test_what_is_gone_on_with_by_its_key_needs_one(small_bank: Bank, effects: Any) -> None:
-    with pytest.raises(ConfigurationError, match="is gone on with by its key, so every request needs one"):
+async def test_phased_and_outbox_routes_require_a_key(small_bank: Bank, effects: Any) -> None:
+    with pytest.raises(ConfigurationError, match="a request is resumed by its key, so every request needs one"):
         async with small_bank.process(effects=effects, require_key=False):
             pass

@@ -42,7 +42,7 @@ def ending(how_far: str, status: int, *, raising: bool) -> Any:
 
 @pytest.mark.parametrize("raising", [False, True], ids=["returned", "raised"])
 @pytest.mark.parametrize("how_far", AFTER)
-async def test_the_answer_by_how_far_it_came(small_bank: Bank, how_far: str, raising: bool) -> None:
+async def test_progress_and_status_decide_the_record_state(small_bank: Bank, how_far: str, raising: bool) -> None:
     # P4, F5, F6, R104, R113: what was done is never evicted, whatever is answered
     bank = small_bank
     async with bank.process(ending(how_far, 201, raising=False)) as process:
@@ -64,7 +64,7 @@ async def test_the_answer_by_how_far_it_came(small_bank: Bank, how_far: str, rai
     assert bank.effects == ["order"] * rows
 
 
-async def test_what_was_never_entered_leaves_nothing(small_bank: Bank) -> None:
+async def test_a_failing_dependency_leaves_no_record(small_bank: Bank) -> None:
     # P4, R198: authentication and validation come before the claim
     def refuse() -> None:
         raise HTTPException(401)
@@ -74,7 +74,7 @@ async def test_what_was_never_entered_leaves_nothing(small_bank: Bank) -> None:
     assert (small_bank.state, process.runs) == (None, 0)
 
 
-async def test_a_failure_before_its_first_step_does_not_park_a_resumed_handler(mixed_bank: Bank) -> None:
+async def test_a_failure_before_the_first_step_can_be_retried(mixed_bank: Bank) -> None:
     # H4, P4: only an answer that would be the last word has to have used everything
     bank = mixed_bank
     answers = iter([503, 500, 201])
@@ -91,7 +91,7 @@ async def test_a_failure_before_its_first_step_does_not_park_a_resumed_handler(m
     assert (bank.effects, bank.state) == (["order"], "completed")
 
 
-async def test_a_failed_phase_leaves_nothing_and_can_be_done_again(bank: Bank) -> None:
+async def test_a_failed_phase_rolls_back_and_can_be_retried(bank: Bank) -> None:
     # R115: its rows and its recovery point commit together, or not at all
     fails = iter([RuntimeError("once"), None])
 
@@ -109,7 +109,7 @@ async def test_a_failed_phase_leaves_nothing_and_can_be_done_again(bank: Bank) -
     assert bank.effects == ["order", "stock"]
 
 
-async def test_within_a_run_too(small_bank: Bank) -> None:
+async def test_a_failed_phase_can_be_repeated_within_one_run(small_bank: Bank) -> None:
     def script(op: Any) -> Generator[Any, Any, Any]:
         with suppress(RuntimeError):
             yield Phase("order", fails=RuntimeError())
@@ -121,7 +121,7 @@ async def test_within_a_run_too(small_bank: Bank) -> None:
     assert small_bank.effects == ["order"]
 
 
-async def test_another_step_cannot_take_the_place_of_one_that_failed(small_bank: Bank) -> None:
+async def test_a_failed_step_cannot_be_replaced_by_another(small_bank: Bank) -> None:
     # H4: its failure is not stored, so a resumed run would do the failed one, and diverge
     refused: list[str] = []
 
@@ -140,7 +140,7 @@ async def test_another_step_cannot_take_the_place_of_one_that_failed(small_bank:
     assert small_bank.effects == []
 
 
-async def test_results_that_cannot_be_stored(mixed_bank: Bank) -> None:
+async def test_unstorable_results_fail_their_step(mixed_bank: Bank) -> None:
     # H1, F26: before the commit of a phase nothing has happened; after a call nobody may do it again
     bank = mixed_bank
     async with bank.process(lambda op: iter([Phase("order", object())]), max_result_bytes=2000) as process:
@@ -170,7 +170,7 @@ def _one(step: Any) -> Any:
     return script
 
 
-async def test_what_the_steps_of_other_effects_say(small_bank: Bank) -> None:
+async def test_phased_steps_raise_in_an_inline_handler(small_bank: Bank) -> None:
     from oncekey.core.model import INLINE
 
     said: list[str] = []

@@ -236,7 +236,7 @@ async def test_a_step_may_be_interrupted_at_every_action(bank: Bank, when: str) 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("script", "fault"), CASES, ids=[f"{script.__name__}-{fault}" for script, fault in CASES])
-async def test_a_step_in_trouble_may_be_interrupted_at_every_action(
+async def test_a_failing_step_may_be_interrupted_at_every_action(
     small_bank: Bank, script: Script, fault: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "FIRST_PAUSE", 0.0)

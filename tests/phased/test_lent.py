@@ -163,7 +163,7 @@ INSERT = "INSERT INTO wares (item) VALUES ('tea')"
 # ------------------------------------------------------------------------------------------------ inside of a phase
 
 
-async def test_a_phase_that_commits_through_the_session_and_raises_leaves_nothing(orm: Shop) -> None:
+async def test_session_commit_in_a_failing_phase_rolls_back(orm: Shop) -> None:
     # R115, R116: three sends of one key left three rows
     async def pay(op: Operation, session: orm.session) -> Any:
         async def write(_: Any) -> int:
@@ -188,7 +188,7 @@ async def test_a_phase_that_commits_through_the_session_and_raises_leaves_nothin
         assert (orm.items, len(orm.runs)) == (["tea"], 4)
 
 
-async def test_a_phase_that_writes_through_the_connection_and_raises_leaves_nothing(shop: Shop) -> None:
+async def test_connection_writes_in_a_failing_phase_roll_back(shop: Shop) -> None:
     # R115, R116
     async def pay(op: Operation, connection: shop.connection) -> Any:
         async def write(own: Any) -> str:
@@ -208,7 +208,7 @@ async def test_a_phase_that_writes_through_the_connection_and_raises_leaves_noth
         assert (shop.items, len(shop.runs)) == (["tea"], 4)
 
 
-async def test_rows_of_the_session_commit_with_the_recovery_point(orm: Shop) -> None:
+async def test_session_rows_commit_with_the_recovery_point(orm: Shop) -> None:
     # R115: what is not flushed yet is flushed with the phase, and a retry goes on after it
     async def pay(op: Operation, session: orm.session) -> Any:
         async def order(_: Any) -> None:
@@ -234,7 +234,7 @@ async def test_rows_of_the_session_commit_with_the_recovery_point(orm: Shop) -> 
         assert orm.items == ["paid"]
 
 
-async def test_where_there_is_no_depends_it_is_asked_for_in_the_phase(orm: Shop) -> None:
+async def test_a_phase_may_await_session_and_connection(orm: Shop) -> None:
     async def pay(op: Operation) -> Any:
         async def write(_: Any) -> None:
             session = await orm.once.session()
@@ -250,7 +250,7 @@ async def test_where_there_is_no_depends_it_is_asked_for_in_the_phase(orm: Shop)
         assert orm.items == ["milk", "tea"]
 
 
-async def test_a_phase_that_failed_may_be_tried_again(orm: Shop) -> None:
+async def test_a_failed_phase_may_be_repeated_with_its_session(orm: Shop) -> None:
     async def pay(op: Operation, session: orm.session) -> Any:
         async def write(_: Any) -> None:
             row = Row(item="tea")
@@ -273,7 +273,7 @@ async def test_a_phase_that_failed_may_be_tried_again(orm: Shop) -> None:
         assert orm.items == ["milk"]
 
 
-async def test_an_object_of_another_phase_is_not_changed_in_this_one(orm: Shop) -> None:
+async def test_changing_an_object_of_another_phase_raises(orm: Shop) -> None:
     """A handler that is gone on with has no such object, so the first run must not live on it either."""
 
     async def pay(op: Operation, session: orm.session) -> Any:
@@ -308,7 +308,7 @@ async def test_an_object_of_another_phase_is_not_changed_in_this_one(orm: Shop) 
 # ------------------------------------------------------------------------------------------------ outside of a phase
 
 
-async def test_outside_of_a_phase_the_session_reads(orm: Shop) -> None:
+async def test_the_session_can_read_outside_a_phase(orm: Shop) -> None:
     orm.database.execute("INSERT INTO wares (item) VALUES ('before')")
 
     async def user(session: orm.session) -> Row:
@@ -328,7 +328,7 @@ async def test_outside_of_a_phase_the_session_reads(orm: Shop) -> None:
         assert (await orm.send()).json() == {"seen": ["before", "before", "after before"]}
 
 
-async def test_outside_of_a_phase_the_connection_reads(shop: Shop) -> None:
+async def test_the_connection_can_read_outside_a_phase(shop: Shop) -> None:
     async def user(connection: shop.connection) -> None:
         await said(connection, "SELECT 1")
 
@@ -387,7 +387,7 @@ CHANGES = {
 PLACES = ("dependency", "before", "between", "after")
 
 
-async def test_outside_of_a_phase_changes_are_refused(orm: Shop) -> None:
+async def test_session_changes_outside_a_phase_raise(orm: Shop) -> None:
     # R116: what would be lost, or come twice, is an error with the sentence that says what to do
     orm.database.execute("INSERT INTO wares (item) VALUES ('first')")
 
@@ -422,7 +422,7 @@ async def test_outside_of_a_phase_changes_are_refused(orm: Shop) -> None:
 
 
 @pytest.mark.parametrize("how", ["insert", "commit"])
-async def test_outside_of_a_phase_the_connection_refuses_changes(shop: Shop, how: str) -> None:
+async def test_connection_writes_outside_a_phase_raise(shop: Shop, how: str) -> None:
     # R116
     async def pay(op: Operation, connection: shop.connection) -> Any:
         async def write(_: Any) -> None:
@@ -460,7 +460,7 @@ async def test_no_connection_is_held_between_steps(shop: Shop) -> None:
         assert (await shop.send()).json() == {"held": 0}
 
 
-async def test_what_cannot_wait_says_so(shop: Shop) -> None:
+async def test_synchronous_use_of_the_connection_raises(shop: Shop) -> None:
     async def pay(op: Operation, connection: shop.connection) -> Any:
         async def nothing(_: Any) -> None: ...
 
@@ -477,7 +477,7 @@ async def test_what_cannot_wait_says_so(shop: Shop) -> None:
         assert (await shop.send()).status == 201
 
 
-async def test_a_def_handler_has_dependencies_that_read(tmp_path: Path) -> None:
+async def test_dependencies_of_a_def_handler_can_read(tmp_path: Path) -> None:
     database = sqlite_file(tmp_path)
     shop = Shop(database.url, database)
 
@@ -496,7 +496,7 @@ async def test_a_def_handler_has_dependencies_that_read(tmp_path: Path) -> None:
         assert shop.items == ["tea"]
 
 
-async def test_sessions_need_an_engine(tmp_path: Path) -> None:
+async def test_once_session_requires_an_engine(tmp_path: Path) -> None:
     shop = Shop(f"sqlite:///{tmp_path / 'shop.db'}", None)
 
     async def pay(op: Operation, session: shop.session) -> Any: ...

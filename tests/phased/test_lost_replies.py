@@ -37,7 +37,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("lost", LOSSES)
 @pytest.mark.parametrize(("package", "blocking"), KINDS, ids=["asyncpg", "psycopg", "psycopg-def"])
-async def test_a_lost_reply_changes_nothing(
+async def test_a_lost_database_reply_does_not_repeat_a_step(
     phased_dsn: str, empty: None, package: str, blocking: bool, lost: str
 ) -> None:
     # P7: what may have been written is asked after, and done once
@@ -56,7 +56,7 @@ async def test_a_lost_reply_changes_nothing(
 
 
 @pytest.mark.parametrize(("package", "blocking"), KINDS, ids=["asyncpg", "psycopg", "psycopg-def"])
-async def test_a_commit_that_never_arrived_is_a_roll_back(
+async def test_a_lost_commit_request_rolls_the_phase_back(
     phased_dsn: str, empty: None, package: str, blocking: bool
 ) -> None:
     with Proxy.before(phased_dsn) as proxy:
@@ -119,7 +119,7 @@ def break_(process: Any, name: str, times: int, *, after: bool = False) -> Fault
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_result_is_written_when_the_store_is_back(small_bank: Bank, times: int) -> None:
+async def test_a_result_is_stored_after_a_store_outage(small_bank: Bank, times: int) -> None:
     # P7, H1: it was paid for, and cannot be had a second time
     small_bank.provider.dedup = False
     async with small_bank.process(paying(repeatable=False)) as process:
@@ -130,7 +130,7 @@ async def test_a_result_is_written_when_the_store_is_back(small_bank: Bank, time
 
 
 @pytest.mark.parametrize(("repeatable", "state"), [(True, "failed_retryable"), (False, "unknown")])
-async def test_a_store_that_does_not_come_back_leaves_it_uncertain(
+async def test_a_permanent_outage_leaves_the_call_uncertain(
     small_bank: Bank, repeatable: bool, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "FIRST_PAUSE", 0.0)
@@ -145,7 +145,7 @@ async def test_a_store_that_does_not_come_back_leaves_it_uncertain(
     assert small_bank.provider.charges == 1
 
 
-async def test_an_announcement_that_nobody_confirms_is_taken_back(small_bank: Bank) -> None:
+async def test_an_unconfirmed_announcement_is_withdrawn(small_bank: Bank) -> None:
     # row 33: nothing was sent yet, so nobody has to look into it
     async with small_bank.process(paying(repeatable=False)) as process:
         faulty = break_(process, "announce", 4, after=True)
@@ -157,7 +157,7 @@ async def test_an_announcement_that_nobody_confirms_is_taken_back(small_bank: Ba
     assert (small_bank.effects, small_bank.provider.charges) == (["order", "paid"], 1)
 
 
-async def test_a_withdrawal_is_insisted_on(small_bank: Bank) -> None:
+async def test_a_failed_withdrawal_is_repeated(small_bank: Bank) -> None:
     small_bank.provider.faults.append((ConnectionRefusedError(),))
     options = {"is_definitely_not_executed": lambda error: isinstance(error, ConnectionRefusedError)}
     async with small_bank.process(paying(repeatable=False), **options) as process:
@@ -168,7 +168,7 @@ async def test_a_withdrawal_is_insisted_on(small_bank: Bank) -> None:
 
 
 @pytest.mark.parametrize("where", ["announce", "phase"])
-async def test_cancelled_anywhere_nothing_is_done_twice(async_bank: Bank, where: str) -> None:
+async def test_a_cancellation_at_any_await_repeats_no_step(async_bank: Bank, where: str) -> None:
     # P4, P7: wherever the run is cancelled, the retry gets to the same end
     from frameworks.shop import new_key
     from harness.asgi import cancelled_at

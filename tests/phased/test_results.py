@@ -61,7 +61,7 @@ async def test_the_handler_gets_the_same_value_on_every_run(mixed_bank: Bank, de
     assert bank.provider.charges == 1
 
 
-async def test_a_call_may_return_what_it_declares(small_bank: Bank) -> None:
+async def test_a_call_may_return_its_declared_type(small_bank: Bank) -> None:
     for declared in (Charge, Model):
         seen: list[Any] = []
         small_bank.provider.faults.append(declared(id="ch_1", amount=Decimal("1.50")))
@@ -70,7 +70,7 @@ async def test_a_call_may_return_what_it_declares(small_bank: Bank) -> None:
         assert seen == [declared(id="ch_1", amount=Decimal("1.50"))]
 
 
-async def test_what_does_not_fit_is_stored_and_never_made_again(mixed_bank: Bank, caplog: Any) -> None:
+async def test_an_invalid_result_is_stored_and_parks_the_record(mixed_bank: Bank, caplog: Any) -> None:
     # F26: the call was made, so its result is kept, and a person looks
     bank, seen = mixed_bank, []
     bank.provider.dedup = False
@@ -96,7 +96,7 @@ async def test_what_does_not_fit_is_stored_and_never_made_again(mixed_bank: Bank
     assert "secret-1" not in caplog.text
 
 
-async def test_a_wrong_result_by_hand_is_replaced_until_the_next_step_is_stored(mixed_bank: Bank) -> None:
+async def test_an_operator_may_replace_a_result_until_the_next_step(mixed_bank: Bank) -> None:
     # H5: resolved with a wrong result; the handler cannot read it; the right one is given, and it goes on
     bank, seen = mixed_bank, []
     bank.provider.faults.append(ConnectionResetError())
@@ -124,7 +124,7 @@ async def test_a_wrong_result_by_hand_is_replaced_until_the_next_step_is_stored(
     assert (seen, bank.provider.charges, bank.effects) == ([Charge("ch_9", Decimal(7))], 1, ["paid"])
 
 
-async def test_an_owner_that_ran_with_the_old_result_writes_nothing(mixed_bank: Bank) -> None:
+async def test_an_owner_with_a_replaced_result_writes_nothing(mixed_bank: Bank) -> None:
     # P1, P3: it stands still before its next step, is released, and wakes after the result was replaced
     bank, seen = mixed_bank, []
     bank.provider.faults.append(ConnectionResetError())
@@ -150,7 +150,7 @@ async def act(process: Any, bank: Bank, order: Order, result: str | None = None)
     return await adrive(operate.act(engine.store, record.id, wish, ANN), engine.driver.run)
 
 
-async def test_the_same_in_a_unit_test() -> None:
+async def test_unit_test_operations_validate_declared_results() -> None:
     op = operation()
     charge = await op.call("charge", lambda key: {"id": "ch_1", "amount": 7}, repeatable=True, result=Charge)
     assert charge == Charge("ch_1", Decimal(7))

@@ -11,7 +11,7 @@ from oncekey.core.errors import StoppingError
 from phased.bank import Bank, Phase, paying
 
 
-async def test_no_further_step_is_begun(bank: Bank) -> None:
+async def test_a_stopping_process_starts_no_further_step(bank: Bank) -> None:
     async with bank.process() as stopping, bank.process() as other:
         await stopping.send_and_freeze("order")
         stopping.once.quiesce()
@@ -24,7 +24,7 @@ async def test_no_further_step_is_begun(bank: Bank) -> None:
     assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
 
 
-async def test_an_open_call_comes_to_its_end_first(bank: Bank) -> None:
+async def test_stopping_waits_for_an_open_call(bank: Bank) -> None:
     # F10: handed back before that, somebody else would call at once
     async with bank.process(paying(repeatable=False)) as stopping, bank.process(paying(repeatable=False)) as other:
         await stopping.send_and_freeze("before charge")
@@ -37,7 +37,7 @@ async def test_an_open_call_comes_to_its_end_first(bank: Bank) -> None:
     assert (bank.effects, bank.provider.charges, len(bank.provider.keys)) == (["order", "paid"], 1, 1)
 
 
-async def test_a_handler_that_swallows_it_has_not_succeeded(small_bank: Bank) -> None:
+async def test_swallowing_the_stop_error_does_not_succeed(small_bank: Bank) -> None:
     def script(op: Any) -> Generator[Any, Any, Any]:
         for name in ("order", "paid"):
             try:
@@ -56,9 +56,7 @@ async def test_a_handler_that_swallows_it_has_not_succeeded(small_bank: Bank) ->
     assert small_bank.effects == ["order", "paid"]
 
 
-async def test_a_stop_interrupts_who_waits_for_something_else(
-    async_bank: Bank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stopping_cancels_a_handler_between_steps(async_bank: Bank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncekey.once.DRAIN_SECONDS", 0.2)
     async with async_bank.process() as stopping, async_bank.process() as other:
         await stopping.send_and_freeze("order")
@@ -84,7 +82,7 @@ async def test_a_stop_never_interrupts_an_open_call(async_bank: Bank, monkeypatc
     assert async_bank.provider.charges == 1
 
 
-async def test_a_process_that_starts_again_runs_again(small_bank: Bank) -> None:
+async def test_a_restarted_process_runs_handlers_again(small_bank: Bank) -> None:
     async with small_bank.process() as process:
         process.once.quiesce()
         assert (await process.send()).status == 409
@@ -93,7 +91,9 @@ async def test_a_process_that_starts_again_runs_again(small_bank: Bank) -> None:
 
 
 @pytest.mark.parametrize(("stopping", "attempts"), [(False, 1), (True, 0)])
-async def test_a_cancellation_counts_unless_it_is_a_stops(async_bank: Bank, stopping: bool, attempts: int) -> None:
+async def test_a_cancellation_counts_as_an_attempt_unless_stopping(
+    async_bank: Bank, stopping: bool, attempts: int
+) -> None:
     # H6, P5: a time-out that cancels each run must not go on for ever
     async with async_bank.process() as process:
         await process.send_and_freeze("order")

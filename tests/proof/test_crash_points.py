@@ -7,7 +7,7 @@ import pytest
 from proof.crash.crasher import Point, When
 
 
-def test_a_point_is_read_as_it_is_written() -> None:
+def test_crash_point_round_trips_as_text() -> None:
     point = Point.parse("after:commit-take_up:2")
 
     assert point == Point(When.AFTER, "commit-take_up", 2)
@@ -16,6 +16,6 @@ def test_a_point_is_read_as_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "after", "after:", "during:claim:1", "after:claim:x"])
-def test_what_is_no_point_is_refused(text: str) -> None:
+def test_invalid_crash_point_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="is no point"):
         Point.parse(text)

@@ -35,7 +35,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> object:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("place", BOTH, ids=str, indirect=True)
-async def test_a_request_survives_everything(place: Place, case: Case) -> None:
+async def test_request_survives_a_fault_at_every_point(place: Place, case: Case) -> None:
     names = keys()
     async with Stage(place) as stage:
         seen = await stage.trail(case, next(names))
@@ -87,7 +87,7 @@ async def test_one_charge_and_the_same_201_after_a_death_between_charge_and_comm
 
 
 @pytest.mark.parametrize("place", BOTH, ids=str, indirect=True)
-async def test_unknown_and_never_a_second_call_where_nobody_deduplicates(place: Place) -> None:
+async def test_crash_without_provider_deduplication_becomes_unknown(place: Place) -> None:
     blind = Case(Effects.PHASED, deduplicates=False, repeatable=False)
     verdict = await prove(place, blind, "the-key-of-one-call", at("after:charge:1"))
 

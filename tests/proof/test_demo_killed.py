@@ -109,13 +109,13 @@ def restart(demo: Demo) -> None:
     demo.start()
 
 
-def test_a_killed_server_on_sqlite_keeps_its_word(tmp_path: Path) -> None:  # R71, R75, R86, R246
+def test_killed_server_on_sqlite_keeps_acknowledged_responses(tmp_path: Path) -> None:  # R71, R75, R86, R246
     with Demo(tmp_path, "--lease", str(LEASE)) as demo:
         under_fire(demo, lambda: restart(demo))
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
-def test_a_killed_server_on_postgresql_keeps_its_word(
+def test_killed_server_on_postgresql_keeps_acknowledged_responses(
     tmp_path: Path, postgres_dsn: str, scheme: str
 ) -> None:  # R71, R75
     store = postgres_dsn.replace("postgresql", scheme, 1)
@@ -124,7 +124,7 @@ def test_a_killed_server_on_postgresql_keeps_its_word(
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
-def test_a_killed_database_under_a_living_server(  # R75, R110, F8
+def test_running_server_survives_a_killed_database(  # R75, R110, F8
     tmp_path: Path, crashable_postgres: PostgresServer, scheme: str
 ) -> None:
     store = crashable_postgres.create_database("shop").replace("postgresql", scheme, 1)

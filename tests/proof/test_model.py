@@ -28,7 +28,7 @@ FOUND_AGAIN = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_no_promise_can_be_broken_and_nothing_can_be_stuck(name):  # R50, S1-S8, S11, L1
+def test_model_holds_in_every_interleaving(name):  # R50, S1-S8, S11, L1
     outcome = explore(SCENARIOS[name])
     if isinstance(outcome, Counterexample):
         pytest.fail(str(outcome))
@@ -37,18 +37,18 @@ def test_no_promise_can_be_broken_and_nothing_can_be_stuck(name):  # R50, S1-S8,
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_law_without_one_rule_is_caught(name):  # F1-F39
+def test_model_without_one_rule_is_refuted(name):  # F1-F39
     mutant = MUTANTS[name]
     outcome = explore(SCENARIOS[mutant.scenario], mutant.law)
     if isinstance(outcome, Proven):
         pytest.fail(f"{mutant.finding} went unseen: {name}, in {outcome.worlds} worlds of {mutant.scenario!r}")
     assert mutant.breaks in outcome.broken, str(outcome)
     assert outcome.trace
-    proof = f"test_no_promise_can_be_broken_and_nothing_can_be_stuck[{mutant.scenario}]"
+    proof = f"test_model_holds_in_every_interleaving[{mutant.scenario}]"
     assert_caught(name, "proof/test_model.py", [proof])
 
 
-def test_every_hole_has_its_mutant():
+def test_every_known_finding_has_a_mutant():
     assert {mutant.finding for mutant in MUTANTS.values()} == FOUND_AGAIN
     assert all(mutant.law != SOUND for mutant in MUTANTS.values())
     assert all(mutant.scenario in SCENARIOS for mutant in MUTANTS.values())
@@ -64,7 +64,7 @@ def test_every_row_of_the_table_is_walked():
     assert [row for row in ROWS if row not in walked] == []
 
 
-def test_a_counterexample_tells_its_story():  # F1
+def test_counterexample_contains_its_trace():  # F1
     """The first finding, step by step: the old owner settles a stranger's request."""
     mutant = MUTANTS["an owner proves no incarnation"]
     outcome = explore(SCENARIOS[mutant.scenario], mutant.law)
@@ -77,23 +77,23 @@ def test_a_counterexample_tells_its_story():  # F1
     assert explore(SCENARIOS[mutant.scenario], mutant.law) == outcome
 
 
-class TestThePauseThatNothingCanFence:  # U1, F34
+class TestUnfencedPause:  # U1, F34
     """Between the last check and the send a process may stand still for as long as it likes."""
 
     @pytest.mark.parametrize("effects", ["inline", "phased", "outbox"])
-    def test_it_can_double_a_call(self, effects):
+    def test_unfenced_pause_can_repeat_a_call(self, effects):
         """So it is documented; a model that did not find it would not be looking."""
         outcome = explore(replace(SCENARIOS[f"{effects}, beyond the waiting rule"], forgives=False))
         assert isinstance(outcome, Counterexample)
         assert "double effect" in outcome.broken
 
     @pytest.mark.parametrize("effects", ["inline", "phased"])
-    def test_closing_the_reference_removes_it(self, effects):
+    def test_closing_the_reference_prevents_the_repeated_call(self, effects):
         outcome = explore(replace(SCENARIOS[f"{effects}, closing"], residual=True))
         assert isinstance(outcome, Proven), str(outcome)
 
     @pytest.mark.parametrize("effects", ["phased", "outbox"])
-    def test_a_provider_that_recognises_its_keys_removes_it_for_as_long_as_it_does(self, effects):
+    def test_repeatable_call_prevents_a_second_effect_while_remembered(self, effects):
         scenario = replace(SCENARIOS[f"{effects}, repeatable"], residual=True, procs=2, max_attempts=2)
         outcome = explore(replace(scenario, forgets=False))
         assert isinstance(outcome, Proven), str(outcome)

@@ -34,7 +34,7 @@ class Payer(threading.Thread):
                 self.over.wait(0.02)
 
 
-def test_a_killed_database_under_payments(  # R75, R110, R116, R117, F8, F24
+def test_database_killed_during_payments_charges_once_per_key(  # R75, R110, R116, R117, F8, F24
     tmp_path: Path, crashable_postgres: PostgresServer
 ) -> None:
     dsn = crashable_postgres.create_database("shop").replace("postgresql", "postgresql+asyncpg", 1)

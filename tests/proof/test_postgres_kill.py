@@ -122,7 +122,7 @@ class Load:
                 self.over.wait(0.005)
 
 
-def test_no_acknowledged_answer_is_lost_and_none_is_made_twice(crashable_postgres: PostgresServer):
+def test_acknowledged_responses_survive_repeated_postgres_kills(crashable_postgres: PostgresServer):
     server = crashable_postgres
     dsn = make_tables(server.create_database("crashed"))
     with psycopg.connect(dsn) as connection:

@@ -75,7 +75,7 @@ PAYMENT = (
 
 
 @on({SQLITE: ("before:commit:1", "after:charge:1"), POSTGRES: PAYMENT})
-def test_a_payment_whose_server_is_killed(
+def test_payment_is_charged_once_after_its_server_is_killed(
     cluster: Cluster, healthy_server: Victim, point: str
 ) -> None:  # R116, R117, R120, R249, F24
     key = new_key()
@@ -95,7 +95,7 @@ def test_a_payment_whose_server_is_killed(
 
 # One charge, unknown, 409 with the code, and no second call ever.
 @on({SQLITE: ("after:charge:1",), POSTGRES: ("before:charge:1", "after:charge:1")})
-def test_a_payment_that_nobody_may_repeat(
+def test_unrepeatable_payment_becomes_unknown_after_a_kill(
     cluster: Cluster, healthy_server: Victim, point: str
 ) -> None:  # R85, R130, F6, F23
     key = new_key()
@@ -113,7 +113,9 @@ def test_a_payment_that_nobody_may_repeat(
 
 
 @on({POSTGRES: ("during:charge",)})
-def test_a_payment_whose_answer_was_never_read(cluster: Cluster, healthy_server: Victim, point: str) -> None:  # F6
+def test_payment_with_unread_provider_reply_is_charged_once(
+    cluster: Cluster, healthy_server: Victim, point: str
+) -> None:  # F6
     key = new_key()
     victim = cluster.server()
     waiting = Waiting(cluster, victim, "/payments", key, x_demo_fault="hang-after")
@@ -131,7 +133,9 @@ def test_a_payment_whose_answer_was_never_read(cluster: Cluster, healthy_server:
 
 
 @on({SQLITE: ("before:commit:1",), POSTGRES: ("before:commit:1", "after:commit:1")})
-def test_an_order_whose_server_is_killed(cluster: Cluster, healthy_server: Victim, point: str) -> None:  # R71, R75
+def test_order_is_completed_after_its_server_is_killed(
+    cluster: Cluster, healthy_server: Victim, point: str
+) -> None:  # R71, R75
     key = new_key()
     victim = cluster.server(point)
 
@@ -154,7 +158,7 @@ WORKER = (
 
 
 @on({SQLITE: ("after:charge:1",), POSTGRES: WORKER})
-def test_a_transfer_whose_worker_is_killed(
+def test_transfer_is_made_once_after_its_worker_is_killed(
     cluster: Cluster, healthy_server: Victim, point: str
 ) -> None:  # R125, R127, F31
     key = new_key()
@@ -173,7 +177,7 @@ def test_a_transfer_whose_worker_is_killed(
 
 
 @on({SQLITE: ("after:charge:1",), POSTGRES: ("after:claim:1", "before:charge:1", "after:charge:1")})
-def test_a_zombie_that_was_taken_over_writes_nothing(
+def test_stopped_server_writes_nothing_after_a_takeover(
     cluster: Cluster, healthy_server: Victim, point: str
 ) -> None:  # F11, F34
     key = new_key()
@@ -197,7 +201,7 @@ def test_a_zombie_that_was_taken_over_writes_nothing(
 
 
 @on({POSTGRES: ("after:charge:1",)})
-def test_a_worker_that_was_overtaken_writes_nothing(
+def test_stopped_worker_writes_nothing_after_a_takeover(
     cluster: Cluster, healthy_server: Victim, point: str
 ) -> None:  # F11, F31
     key = new_key()

@@ -59,7 +59,7 @@ def state(database: Database) -> str:
     return str(database.table[CLAIM.id.scope, CLAIM.id.key]["state"])
 
 
-def test_nothing_is_seen_before_the_commit_and_everything_after(database: Database, lease: Lease) -> None:
+def test_simulated_writes_are_visible_after_commit_only(database: Database, lease: Lease) -> None:
     tx = settled(database, lease)
     assert (state(database), database.business, len(database.log)) == ("in_progress", [], 1)
 
@@ -70,7 +70,7 @@ def test_nothing_is_seen_before_the_commit_and_everything_after(database: Databa
     assert [write.name for write in database.log] == ["claim", "settle_completed"]
 
 
-def test_another_writer_waits_for_the_outcome_and_then_sees_it(database: Database, lease: Lease) -> None:
+def test_simulated_writer_waits_for_a_concurrent_commit(database: Database, lease: Lease) -> None:
     """What a lost COMMIT is found out by (P7)."""
     tx = settled(database, lease)
     other = settling(lease, Retryable("lost"))
@@ -106,7 +106,7 @@ def test_a_writer_with_nothing_to_write_does_not_wait(database: Database, lease:
     assert database.execute(settling(stranger, DONE), "stranger", 4) == []
 
 
-def test_a_host_that_vanishes_takes_its_transaction_with_it(database: Database, lease: Lease) -> None:
+def test_lost_host_rolls_back_its_simulated_transaction(database: Database, lease: Lease) -> None:
     tx = settled(database, lease)
 
     database.abandon("owner")
@@ -133,7 +133,7 @@ def test_a_transaction_that_idles_is_ended_by_the_server(database: Database, lea
     database.rollback(tx)
 
 
-def test_writes_are_logged_with_what_was_proven(database: Database, lease: Lease, clock: Clock) -> None:
+def test_simulated_writes_are_logged_with_their_proof(database: Database, lease: Lease, clock: Clock) -> None:
     clock.offset = 5
     database.commit(settled(database, lease), 3)
 

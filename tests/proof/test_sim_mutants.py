@@ -56,6 +56,6 @@ def test_the_page_lists_every_mutant() -> None:
     assert [line for line in PAGE.read_text().splitlines() if line.startswith("| `")] == lines
 
 
-def test_the_hunt_can_be_started_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
+def test_mutant_search_runs_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--mutants", "--mutant", "born_expired"]) == 0
     assert capsys.readouterr().out.split() == ["born_expired", "seed", "0", "S7", "legal", "moves", "only"]

@@ -136,7 +136,7 @@ def crowd() -> list[Run]:
 class TestCrowd:
     """What three hundred runs show; harness.sharing gives these tests to one worker, which simulates them once."""
 
-    def test_every_move_of_the_request_path_is_made(self, crowd: list[Run]) -> None:
+    def test_runs_cover_every_request_transition(self, crowd: list[Run]) -> None:
         """R78: the trace of states is the model's, and no part of the model is left out."""
         made = {
             (after.name, before and before.state, after.state)
@@ -175,7 +175,7 @@ class TestCrowd:
             "the provider: declined",
         ],
     )
-    def test_everything_that_can_go_wrong_goes_wrong(self, crowd: list[Run], sign: str) -> None:
+    def test_runs_cover_every_fault(self, crowd: list[Run], sign: str) -> None:
         assert any(sign in f"{event[3]}: {event[4]}" for run in crowd for event in run.trace)
 
     @each(
@@ -194,12 +194,14 @@ class TestCrowd:
             (ClientSaw.INFO, None, False),
         ],
     )
-    def test_every_answer_is_given(self, crowd: list[Run], kind: ClientSaw, code: Code | None, replayed: bool) -> None:
+    def test_runs_cover_every_response(
+        self, crowd: list[Run], kind: ClientSaw, code: Code | None, replayed: bool
+    ) -> None:
         heard = {(op.kind, op.code, op.replayed) for run in crowd for op in run.history.operations}
 
         assert (kind, code, replayed) in heard
 
-    def test_every_kind_of_effects_comes_to_a_success_both_ways(self, crowd: list[Run]) -> None:
+    def test_runs_cover_success_of_every_effect(self, crowd: list[Run]) -> None:
         """LOCAL in one commit and by a claim, OUTBOX too; PHASED and INLINE by a claim."""
         kinds = {effect.kind for run in crowd for effect in (*run.history.business, *run.history.ledger)}
         wrote = {write.name for run in crowd for write in run.history.writes}
@@ -208,7 +210,7 @@ class TestCrowd:
         assert wrote >= {"commit_new", "defer_new", "settle_completed", "settle_deferred", "checkpoint", "deliver"}
 
 
-def test_a_hung_handler_does_not_hold_its_key_for_ever() -> None:
+def test_hung_handler_loses_its_key_after_the_deadline() -> None:
     """F9: its heartbeat stops at the deadline, and what clients hear changes within deadline and lease."""
     hung = Scenario(rates=FaultRates(hang=1.0))
     for seed in range(40):
@@ -236,20 +238,20 @@ def doubles(scenario: Scenario) -> list[int]:
     return found
 
 
-def test_the_pause_that_no_fence_covers_is_shown_and_not_hidden() -> None:
+def test_unfenced_pause_is_found_by_the_simulator() -> None:
     """U1: an owner that stands still between its last look and its send, for longer than anybody waits."""
     runs = (simulate(seed, scenario=STALLED) for seed in range(200))
 
     assert any(found.rule is Rule.ONE_EFFECT for run in runs for found in run.violations)
 
 
-def test_a_provider_that_remembers_keys_removes_that_pause() -> None:
+def test_provider_with_key_memory_prevents_double_charges() -> None:
     """U1, D1, F38: the second charge has the first one's downstream key, in every life of the key."""
     assert doubles(STALLED)
     assert not doubles(replace(STALLED, provider_remembers=True))
 
 
-def test_fair_weather_is_uneventful() -> None:
+def test_runs_without_faults_have_no_outage_or_doubt() -> None:
     """Without faults nobody hears of an outage or a doubt, and no record is ever swept or unknown."""
     calm = Scenario(effects=(Effects.LOCAL,), rates=FaultRates())
     usual = {None, Code.IN_PROGRESS, Code.KEY_REUSED, Code.EXECUTION_FAILED}
@@ -269,9 +271,9 @@ class TestCommandLine:
         assert main(["--seeds", "3:6"]) == 0
         assert capsys.readouterr().out == "0 of 3 runs broke a promise\n"
 
-    def test_a_mutant_prints_what_it_broke(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_command_line_mutant_prints_its_violation(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--seed", "0", "--mutant", "no_version_bump"]) == 1
-        assert "took the version from 1 to 1" in capsys.readouterr().out
+        assert "changed the version from 1 to 1" in capsys.readouterr().out
 
     def test_a_range_with_a_mutant_names_the_seeds(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["--seeds", "0:2", "--mutant", "born_expired"]) == 1

@@ -68,7 +68,7 @@ class _Node(MariadbServer):
         return found[0][1] if found else None
 
 
-def test_one_key_on_two_primaries_is_executed_once_and_a_killed_node_stops_nobody(nodes):
+def test_galera_executes_a_key_once_and_survives_a_killed_node(nodes):
     """R62, R71: certification lets one of two commit, with its business row; the other hears it as a conflict."""
     store = MariadbStore()
     migrated(nodes[0].create_database("shop"))

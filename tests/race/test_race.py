@@ -81,7 +81,7 @@ def test_every_key_is_executed_by_exactly_one_process(ground, store):
         ([("a", 1)], [], b"a by 1", Tally(1)),
     ],
 )
-def test_a_race_that_went_wrong_is_told(executed, won, heard, expected):
+def test_failed_race_is_reported(executed, won, heard, expected):
     report = Report(won=won, repeated={} if heard is None else {"a": heard})
     found = tally(["a"], executed, [report])
     assert found == expected

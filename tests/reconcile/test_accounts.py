@@ -32,7 +32,7 @@ def result_of(world, claim):
     return record.memo[-1].result if record.memo else None
 
 
-async def test_the_downstream_key_decides_whatever_another_account_calls_its_charges(world):
+async def test_the_downstream_key_takes_precedence_over_provider_ids(world):
     one = phased(world)
     world.advance(SECOND)
     two = phased(world)
@@ -43,7 +43,7 @@ async def test_the_downstream_key_decides_whatever_another_account_calls_its_cha
     assert (result_of(world, one), result_of(world, two)) == ('"one\'s"', None)
 
 
-async def test_a_providers_id_counts_within_its_account(world):
+async def test_a_provider_id_is_unique_within_its_account(world):
     claim = phased(world)
     told(world, claim, Undecided(), "account-2", "e1", **both(claim, "1001"))
     assert told(world, claim, Executed(1), "account-1", "e2", provider_id="1001").became is Became.UNCLEAR
@@ -54,7 +54,7 @@ async def test_a_providers_id_counts_within_its_account(world):
 
 
 @pytest.mark.parametrize("state", STATES)
-async def test_two_candidates_are_left_to_an_operator(world, state):
+async def test_an_ambiguous_provider_id_settles_no_record(world, state):
     # U3
     one, two = STATES[state](world), STATES[state](world)
     for claim in (one, two):
@@ -64,14 +64,14 @@ async def test_two_candidates_are_left_to_an_operator(world, state):
     assert (result_of(world, one), result_of(world, two)) == (None, None)
 
 
-def test_an_id_of_a_call_that_is_not_ours_is_kept(world):
+def test_a_report_with_an_unknown_id_is_stored(world):
     claim = phased(world)
     assert told(world, claim, Executed(1), "account-1", "e1", provider_id="77").became is Became.KEPT
     assert told(world, claim, Executed(1), "account-1", "e2", downstream_key="another").became is Became.KEPT
     assert result_of(world, claim) is None
 
 
-async def test_a_key_that_is_not_ours_is_not_replaced_by_an_id_that_is(world):
+async def test_an_unknown_key_is_not_overridden_by_a_known_id(world):
     claim = phased(world)
     told(world, claim, Undecided(), "account-1", "e1", **both(claim, "1001"))
     names = {"downstream_key": "another", "provider_id": "1001"}
@@ -80,7 +80,7 @@ async def test_a_key_that_is_not_ours_is_not_replaced_by_an_id_that_is(world):
     assert result_of(world, claim) is None
 
 
-def test_the_same_event_with_the_same_content_is_a_repetition(world):
+def test_an_identical_event_is_reported_as_repeated(world):
     claim = phased(world)
     first = told(world, claim, Undecided(), "account-1", "e1")
     again = told(world, claim, Undecided(), "account-1", "e1")
@@ -90,7 +90,7 @@ def test_the_same_event_with_the_same_content_is_a_repetition(world):
     ]
 
 
-def test_the_same_event_id_with_other_content_is_a_message_of_its_own(world):
+def test_a_reused_event_id_is_a_conflicting_report(world):
     claim = phased(world)
     told(world, claim, Undecided(), "account-1", "e1")
     second = told(world, claim, Executed("done"), "account-1", "e1")
@@ -101,7 +101,7 @@ def test_the_same_event_id_with_other_content_is_a_message_of_its_own(world):
 
 
 @pytest.mark.parametrize("second", [Rejected("no"), NotExecuted(closed=True)])
-def test_one_event_id_about_two_calls_applies_to_each_what_was_told_of_it(world, second):
+def test_one_event_id_may_settle_two_calls(world, second):
     one, two = phased(world), phased(world)
     assert told(world, one, Executed("one's"), "account-1", "e1").became is Became.SETTLED
     assert told(world, two, second, "account-1", "e1").became is Became.SETTLED
@@ -109,7 +109,7 @@ def test_one_event_id_about_two_calls_applies_to_each_what_was_told_of_it(world,
     assert "one's" not in str(result_of(world, two))
 
 
-async def test_what_waited_is_applied_to_the_call_that_it_names(world):
+async def test_stored_reports_apply_only_to_the_call_they_name(world):
     one, two = phased(world), phased(world)
     told(world, two, Undecided(), "account-2", "e1", **both(two, "1001"))
     # These wait for an outcome of calls that are not ours, under ids and events that ours have, too.

@@ -46,7 +46,7 @@ async def not_executed(process, bank):
 
 
 @pytest.mark.parametrize(("said", "verdict"), [(201, "agrees"), (422, "contradicts")])
-async def test_the_late_answer_of_an_inline_owner_is_kept_and_alarmed(bank, caplog, said, verdict):
+async def test_a_late_inline_response_is_stored_as_evidence(bank, caplog, said, verdict):
     # U2, F35: it was taken for not executed and run again, and was executed after all
     async with (
         bank.process(calling(201), effects=INLINE) as dead,
@@ -65,7 +65,7 @@ async def test_the_late_answer_of_an_inline_owner_is_kept_and_alarmed(bank, capl
     assert "the request was executed by an owner that had lost its key" in caplog.text
 
 
-async def test_a_refused_result_settles_the_record_that_turns_unknown(bank):  # U2, U3, H5
+async def test_a_rejected_late_result_settles_an_unknown_record(bank):  # U2, U3, H5
     async with bank.process(paying()) as dead, bank.process(paying()) as alive:
         await dead.send_and_freeze("before charge")
         bank.lease_over()
@@ -89,7 +89,7 @@ def refused(world):
     return lambda: reconcile.keep_refused_result(world.store, lease, claim.seed, entry, POLICY)
 
 
-def test_the_same_testimony_twice_is_one_line(world):  # U2
+def test_repeated_late_evidence_is_stored_once(world):  # U2
     testify = refused(world)
     for _ in range(3):
         world.go(testify())
@@ -97,12 +97,12 @@ def test_the_same_testimony_twice_is_one_line(world):  # U2
     assert (kept.report.source, from_text(kept.report.resolution)) == ("owner", Executed({"id": "ch_1"}))
 
 
-def test_a_store_that_is_away_loses_the_evidence_and_nothing_else(world, caplog):
+def test_a_store_outage_loses_only_the_evidence(world, caplog):
     def away(_):
         raise StoreUnavailableError("away")
 
     drive(refused(world)(), away)
-    assert "could not be kept" in caplog.text
+    assert "could not be stored" in caplog.text
     assert "charge was executed" in caplog.text
     assert world.go(world.store.reconcile.undecided(10)) == ()
 
@@ -114,7 +114,7 @@ def answered(world, effects, outcome):
     return settle._keep_refused_answer(run, lease, Completed(StoredResponse(201, (), b"{}"), outcome))
 
 
-def test_only_what_was_executed_and_is_nowhere_else_is_told(world):
+def test_only_a_late_inline_success_is_stored_as_evidence(world):
     # What LOCAL did is rolled back, what PHASED did is in its memo, and a final no did nothing.
     for effects in (Effects.LOCAL, Effects.PHASED, Effects.OUTBOX):
         world.go(answered(world, effects, Outcome.SUCCESS))
@@ -124,7 +124,7 @@ def test_only_what_was_executed_and_is_nowhere_else_is_told(world):
     assert len(world.go(world.store.reconcile.undecided(10))) == 1
 
 
-def test_a_store_without_evidence_has_the_alarm_only(world, caplog):
+def test_a_store_without_evidence_only_logs(world, caplog):
     memory = MemoryStore()
     assert memory.reconcile is None
     claim, lease = announced(world)

@@ -69,14 +69,14 @@ def theirs(key="k1", provider_id="ch_1", **more):
         ([theirs()], [ours(), ours(belief=Belief.REFUSED)], []),
     ],
 )
-def test_where_books_differ(ledger, expected, kinds):
+def test_compare_reports_each_kind_of_difference(ledger, expected, kinds):
     report = compare(ledger, expected)
     assert [one.kind for one in report.differences] == kinds
     assert report.agree == (not kinds)
     assert set(MEANING) == set(DifferenceKind)
 
 
-def test_our_side_is_what_records_say(world):
+def test_expected_calls_are_read_from_the_records(world):
     made, refused, unknown, running = phased(world), phased(world), phased(world), announced(world)[0]
     parcel, direct = outbox(world), inline(world)
     receive(world, made, Executed({"id": "ch_1", "amount": 7, "currency": "EUR"}, provider_id="ch_1"))
@@ -106,7 +106,7 @@ def test_calls_are_read_page_by_page(world, monkeypatch):
     assert {one.downstream_key for one in found} == {key_of(claim) for claim in claims}
 
 
-def test_a_ledger_from_files(tmp_path):
+def test_ledger_entries_are_read_from_csv_and_json(tmp_path):
     table = tmp_path / "books.csv"
     table.write_text("id,downstream_key,amount_cents\nch_1,k1,700\nch_2,,\n", encoding="utf-8-sig")
     named = {"provider_id": "id", "amount": "amount_cents"}
@@ -141,7 +141,7 @@ def run(url, books, *options):
     return CliRunner().invoke(make_app(), command)
 
 
-def test_books_that_agree(shop):
+def test_matching_ledgers_exit_with_status_zero(shop):
     done = run(*shop)
     assert (done.exit_code, done.stdout) == (0, "the ledgers agree\n1 charges, 1 calls, 1 agree\n")
     assert json.loads(run(*shop, "--json").stdout)["agree"] is True
@@ -171,7 +171,7 @@ def test_an_amount_that_differs_is_reported(shop):
     "options",
     [["--column", "amount"], ["--column", "sum=x"], ["--currency", "currency"], ["--inline", "=x"], ["--since", "now"]],
 )
-def test_mistakes_are_told(shop, options):
+def test_invalid_ledger_options_raise(shop, options):
     done = run(*shop, *options)
     assert done.exit_code != 0
     assert isinstance(done.exception, ConfigurationError)

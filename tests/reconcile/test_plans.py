@@ -69,7 +69,7 @@ def nodes(plan):
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_postgresql(postgres, name):
+def test_reconcile_queries_use_indexes_on_postgresql(postgres, name):
     command = PostgresStore()._statements._commands[name]
     (found,) = postgres.execute("EXPLAIN (FORMAT JSON) " + pyformat(command), QUESTIONS[name]).fetchone()
     plan = (found if isinstance(found, list) else json.loads(found))[0]["Plan"]
@@ -88,7 +88,7 @@ def test_postgresql(postgres, name):
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
-def test_sqlite(tmp_path, name):
+def test_reconcile_queries_use_indexes_on_sqlite(tmp_path, name):
     driver = SqliteDriver(tmp_path / "many.db")
     drive(migrating.up(SqliteStore().schema), driver.run)
     driver.close()

@@ -22,7 +22,7 @@ from reconcile.doubts import POLICY, WEBHOOK, inline, phased, report, resolving
 ROUNDS, ABREAST = 1000, 10
 
 
-async def test_webhook_against_poller_a_thousand_times(empty_dsn):  # R145
+async def test_webhook_and_poller_settle_each_record_once(empty_dsn):  # R145
     """The webhook says declined and the poller executed, so that a second write could not hide behind the first."""
     with blocking(PostgresStore, PsycopgDriver(empty_dsn, pool_size=1)) as world:
         claims = [phased(world) if number % 2 else inline(world) for number in range(ROUNDS)]

@@ -43,7 +43,7 @@ def given(kind, status=201):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_was_executed_is_answered_at_once(world, kind):  # R107, R137, R144, H5
+async def test_an_executed_call_settles_the_record_at_once(world, kind):  # R107, R137, R144, H5
     claim = KINDS[kind](world)
     resolvers, asked = resolving(Executed(given(kind), provider_id="ch_1"))
     assert await a_reconciler(world, resolvers).run_once() == 1
@@ -65,7 +65,7 @@ async def test_what_was_executed_is_answered_at_once(world, kind):  # R107, R137
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_what_was_declined_is_the_answer_from_now_on(world, kind):  # R107, R144
+async def test_a_rejected_call_is_stored_as_the_outcome(world, kind):  # R107, R144
     claim = KINDS[kind](world)
     resolvers, _ = resolving(Rejected({"why": "card"}))
     assert await a_reconciler(world, resolvers).run_once() == 1
@@ -77,7 +77,7 @@ async def test_what_was_declined_is_the_answer_from_now_on(world, kind):  # R107
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_not_executed_is_believed_only_by_who_asked_after_the_wait(world, kind):  # R107, R141, R144, U1, F34
+async def test_not_executed_is_accepted_only_after_the_wait(world, kind):  # R107, R141, R144, U1, F34
     claim = KINDS[kind](world)
     resolvers, asked = resolving(NotExecuted())
     reconciler = a_reconciler(world, resolvers)
@@ -97,14 +97,14 @@ async def test_not_executed_is_believed_only_by_who_asked_after_the_wait(world, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_reference_that_was_closed_needs_no_wait(world, kind):  # U1
+async def test_not_executed_with_a_closed_reference_needs_no_wait(world, kind):  # U1
     claim = KINDS[kind](world)
     resolvers, _ = resolving(NotExecuted(closed=True))
     assert await a_reconciler(world, resolvers).run_once() == 1
     assert world.record(claim.id).state in {State.FAILED_RETRYABLE, State.PENDING}
 
 
-async def test_who_has_just_begun_to_look_waits_by_its_own_clock(world):  # U1, ADR 0009
+async def test_a_new_reconciler_waits_by_its_own_clock(world):  # U1, ADR 0009
     claim = phased(world)
     boot = [0]
     resolvers, _ = resolving(NotExecuted())
@@ -119,7 +119,7 @@ async def test_who_has_just_begun_to_look_waits_by_its_own_clock(world):  # U1, 
     assert world.record(claim.id).state is State.FAILED_RETRYABLE
 
 
-async def test_a_question_that_began_before_the_wait_was_over_proves_nothing(world):  # F34
+async def test_a_query_started_before_the_wait_is_ignored(world):  # F34
     claim = phased(world)
     resolvers, _ = resolving(NotExecuted())
     reconciler = a_reconciler(world, resolvers)
@@ -138,7 +138,7 @@ async def test_a_question_that_began_before_the_wait_was_over_proves_nothing(wor
     assert world.record(claim.id).state is State.UNKNOWN
 
 
-async def test_a_paused_owner_that_sends_late_is_not_overtaken(world):  # F34
+async def test_a_late_call_during_the_wait_is_found(world):  # F34
     """The owner stands still between its intent and its send; whoever looks meanwhile sees nothing at the provider."""
     claim, lease = announced(world)
     sent = []
@@ -156,7 +156,7 @@ async def test_a_paused_owner_that_sends_late_is_not_overtaken(world):  # F34
     assert world.go(world.store.phases.result(lease, (), record.memo, LEASE)) is not None
 
 
-async def test_a_late_owner_still_counts(world):  # U2, F35
+async def test_a_late_owner_may_still_store_its_result(world):  # U2, F35
     claim, lease = announced(world)
     world.advance(6 * MINUTE)
     assert world.go(world.store.mark_unknown(world.record(claim.id), "in_progress_lock_expired"))
@@ -169,7 +169,7 @@ async def test_a_late_owner_still_counts(world):  # U2, F35
     assert world.record(claim.id).memo == memo
 
 
-async def test_who_is_asked_in_vain_is_asked_ever_more_slowly_and_at_last_no_more(world):  # R137, R138, R143
+async def test_a_failing_resolver_backs_off_and_gives_up(world):  # R137, R138, R143
     claim = inline(world)
     resolvers, asked = resolving(RuntimeError("the provider is down"))
     policy = Policy(reconcile_max_tries=4, reconcile_interval=10)
@@ -196,7 +196,7 @@ async def test_who_is_asked_in_vain_is_asked_ever_more_slowly_and_at_last_no_mor
     assert [one.id for one in page.records] == [claim.id]
 
 
-async def test_an_operator_and_a_resolver_settle_by_the_same_move(world):  # R145
+async def test_an_operator_settlement_wins_over_the_resolver(world):  # R145
     claim = inline(world)
     command = OperatorCommand(Order.EXECUTED, "seen at the provider", answer=answered())
 
@@ -210,14 +210,14 @@ async def test_an_operator_and_a_resolver_settle_by_the_same_move(world):  # R14
     assert history(world, claim) == [(Actor.OPERATOR, State.COMPLETED)]
 
 
-async def test_an_answer_that_does_not_fit_is_asked_for_again(world):  # H5
+async def test_an_invalid_resolver_result_is_retried(world):  # H5
     claim = phased(world)
     resolvers, _ = resolving(Executed(Reply(201, {})))
     assert await a_reconciler(world, resolvers).run_once() == 0
     assert (world.record(claim.id).state, world.record(claim.id).reconcile_tries) == (State.UNKNOWN, 1)
 
 
-async def test_a_page_of_what_nobody_can_ask_about_hides_nothing(world):
+async def test_records_without_a_resolver_do_not_block_others(world):
     strangers = [inline(world, key=f"stranger-{n:020}") for n in range(3)]
     resolvers, _ = resolving(Executed(Reply(201, {})))
     mine = inline(world)
@@ -227,7 +227,7 @@ async def test_a_page_of_what_nobody_can_ask_about_hides_nothing(world):
     assert {world.record(claim.id).state for claim in (*strangers, mine)} == {State.COMPLETED}
 
 
-async def test_two_reconcilers_settle_it_once(world):  # R145
+async def test_two_reconcilers_settle_a_record_once(world):  # R145
     claim = outbox(world)
     resolvers, _ = resolving(Executed(Reply(201, {"id": "ch_1"})))
     one, two = a_reconciler(world, resolvers), a_reconciler(world, resolvers)
@@ -235,7 +235,7 @@ async def test_two_reconcilers_settle_it_once(world):  # R145
     assert len(history(world, claim)) == 2  # parked by the worker, settled by one of them
 
 
-async def test_undecided_is_no_answer(world):
+async def test_an_undecided_result_counts_as_a_try(world):
     claim = inline(world)
     resolvers, _ = resolving(Undecided("pending at the provider"))
     await a_reconciler(world, resolvers).run_once()
@@ -243,7 +243,7 @@ async def test_undecided_is_no_answer(world):
 
 
 @pytest.mark.parametrize("kind", ["inline", "outbox"])
-async def test_a_webhook_brings_the_providers_object_and_the_operation_its_answer(world, kind):  # R136
+async def test_the_response_is_built_from_the_webhooks_object(world, kind):  # R136
     claim = KINDS[kind](world)
 
     def answer(question, charge):
@@ -259,7 +259,7 @@ async def test_a_webhook_brings_the_providers_object_and_the_operation_its_answe
     assert world.go(world.store.outbox.dead_letters(10)) == ()
 
 
-async def test_an_early_word_about_an_inline_call_is_found_when_it_is_needed(world):  # U3, F36
+async def test_an_early_webhook_settles_an_inline_call_later(world):  # U3, F36
     claim = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, operation="pay")
     lease = world.owned(claim)
     resolvers, asked = resolving(Undecided())
@@ -269,7 +269,7 @@ async def test_an_early_word_about_an_inline_call_is_found_when_it_is_needed(wor
     assert (world.record(claim.id).state, asked) == (State.COMPLETED, [])
 
 
-async def test_what_was_heard_before_a_key_began_anew_is_not_about_it(world):  # F1
+async def test_evidence_of_an_earlier_call_is_not_applied(world):  # F1
     claim = phased(world)
     receive(world, claim, Undecided("pending"), "evt_0")
     assert receive(world, claim, Executed({"id": "ch_old"}), provider_id="nobody").became is Became.KEPT
@@ -279,7 +279,7 @@ async def test_what_was_heard_before_a_key_began_anew_is_not_about_it(world):  #
     assert {world.record(one.id).state for one in (claim, other)} == {State.UNKNOWN}
 
 
-async def test_executed_though_it_may_run_again_is_an_alarm(world, caplog):  # F35
+async def test_executed_evidence_for_a_released_record_contradicts(world, caplog):  # F35
     claim = inline(world)
     resolvers, _ = resolving(NotExecuted(closed=True))
     assert await a_reconciler(world, resolvers).run_once() == 1
@@ -289,7 +289,7 @@ async def test_executed_though_it_may_run_again_is_an_alarm(world, caplog):  # F
     assert verdict is EvidenceVerdict.CONTRADICTS
 
 
-async def test_old_calls_and_evidence_are_forgotten_and_calls_of_live_records_are_not(world):
+async def test_old_evidence_is_deleted_but_calls_of_live_records_stay(world):
     claim, other = phased(world), phased(world)
     receive(world, claim, Executed({"id": "ch_1"}))
     world.advance(100 * 24 * HOUR)
@@ -300,7 +300,7 @@ async def test_old_calls_and_evidence_are_forgotten_and_calls_of_live_records_ar
     assert [one.report.event_id for one in world.go(port.undecided(10))] == ["evt_new"]
 
 
-async def test_a_record_that_turns_unknown_meanwhile_gets_no_answer_that_was_not_made_for_it(world):  # U3
+async def test_a_concurrent_state_change_keeps_the_webhook_as_evidence(world):  # U3
     claim, taken = taken_up(world)
     resolvers, _ = resolving(Undecided(), answer=lambda _, charge: Reply(201, {"made_of": charge["id"]}))
     world.before("operate", lambda: parked(world, taken))
@@ -318,7 +318,7 @@ class PanicException(BaseException):
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-async def test_a_resolver_that_panics_concerns_its_record_only(world, caplog, blocking):
+async def test_a_panicking_resolver_affects_only_its_record(world, caplog, blocking):
     broken, fine = phased(world), phased(world)
     resolvers = Resolvers()
 
@@ -338,7 +338,7 @@ async def test_a_resolver_that_panics_concerns_its_record_only(world, caplog, bl
     assert "the resolver of pay failed with PanicException" in caplog.text
 
 
-async def test_a_record_that_cannot_be_tended_keeps_nobody_else_waiting(world, monkeypatch, caplog):
+async def test_a_failing_record_does_not_block_the_reconciler(world, monkeypatch, caplog):
     broken, fine = phased(world), phased(world)
     resolvers, _ = resolving(Executed({"id": "ch_1"}))
     reconciler = a_reconciler(world, resolvers, page=1)
@@ -355,7 +355,7 @@ async def test_a_record_that_cannot_be_tended_keeps_nobody_else_waiting(world, m
     assert "failed with PanicException" in caplog.text
 
 
-async def test_an_answer_that_panics_leaves_the_message_as_evidence(world):
+async def test_a_panicking_response_builder_keeps_the_evidence(world):
     def panics(*_):
         raise PanicException("index out of bounds")
 

@@ -73,7 +73,7 @@ def evidence(bank):
     return bank.database.execute(f"SELECT event_id, verdict FROM {table} ORDER BY id")
 
 
-async def test_a_webhook_gives_the_result_and_the_handler_goes_on(bank):  # R136, F22, F36, H5
+async def test_a_webhook_stores_the_result_and_a_retry_resumes(bank):  # R136, F22, F36, H5
     async with doubted(bank) as process:
         reply = await post(process, event_of(bank))
         assert (reply.status, reply.json()["detail"]) == (200, "Settled.")
@@ -84,7 +84,7 @@ async def test_a_webhook_gives_the_result_and_the_handler_goes_on(bank):  # R136
     assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)  # the payment's row is settled, too
 
 
-async def test_a_decline_by_webhook_is_raised_in_the_handler(bank):  # R107
+async def test_a_decline_by_webhook_is_stored_as_rejected(bank):  # R107
     async with doubted(bank) as process:
         assert (await post(process, event_of(bank, "charge.failed"))).status == 200
         record = await bank.record()
@@ -104,7 +104,7 @@ async def test_a_decline_by_webhook_is_raised_in_the_handler(bank):  # R107
     ],
     ids=["forged", "nonsense", "unsigned", "none", "two", "stale", "from the future"],
 )
-async def test_what_is_not_signed_now_by_one_of_ours_changes_nothing(bank, how):  # R136
+async def test_an_invalid_webhook_signature_returns_401(bank, how):  # R136
     async with doubted(bank) as process:
         assert (await post(process, event_of(bank), **how)).status == 401
         body = json.dumps(event_of(bank)).encode()
@@ -113,7 +113,7 @@ async def test_what_is_not_signed_now_by_one_of_ours_changes_nothing(bank, how):
         assert (bank.state, evidence(bank)) == ("unknown", [])
 
 
-async def test_what_cannot_be_read_or_is_not_about_a_call_changes_nothing(bank):
+async def test_unreadable_and_unrelated_webhooks_change_nothing(bank):
     async with doubted(bank) as process:
         for body in (b"{", b"[]", b'"charge"', b'{"type": "charge.succeeded", "id": "e"}', b'{"type": 1, "charge": 2}'):
             assert (await post(process, body)).status == 400
@@ -127,26 +127,26 @@ async def test_what_cannot_be_read_or_is_not_about_a_call_changes_nothing(bank):
 
 @pytest.mark.parametrize("wrong", ["\ud800", "a\0b", "\u20ac" * 200, 7, 0, 1.5, True, ["x"], [], {"x": 1}])
 @pytest.mark.parametrize("place", ["event_id", "id", "downstream_key"])
-async def test_what_is_not_text_where_a_text_belongs_is_422(bank, place, wrong):
+async def test_non_text_webhook_fields_return_422(bank, place, wrong):
     async with doubted(bank) as process:
         assert (await post(process, event_of(bank, **{place: wrong}))).status == 422
         assert (bank.state, evidence(bank)) == ("unknown", [])
 
 
 @pytest.mark.parametrize("wrong", ["\ud800", {"\ud800": 1}, float("nan")])
-async def test_a_result_that_cannot_be_stored_is_422(bank, wrong):
+async def test_an_unstorable_webhook_result_returns_422(bank, wrong):
     async with doubted(bank) as process:
         assert (await post(process, event_of(bank, more={"x": wrong}))).status == 422
         assert (bank.state, evidence(bank)) == ("unknown", [])
 
 
-async def test_both_secrets_are_believed_while_one_replaces_the_other(bank):
+async def test_both_webhook_secrets_are_accepted_during_rotation(bank):
     async with doubted(bank) as process:
         assert (await post(process, event_of(bank), secret=NEXT)).status == 200
         assert bank.state == "failed_retryable"
 
 
-async def test_the_same_message_again_is_answered_and_changes_nothing(bank):  # R136
+async def test_a_repeated_webhook_returns_200_and_changes_nothing(bank):  # R136
     async with doubted(bank) as process:
         for _ in range(3):
             assert (await post(process, event_of(bank))).status == 200
@@ -156,7 +156,7 @@ async def test_the_same_message_again_is_answered_and_changes_nothing(bank):  # 
         assert (await bank.record()).version == version
 
 
-async def test_one_event_id_for_two_messages_is_an_error_in_the_log_and_both_are_applied(bank, caplog):
+async def test_a_reused_event_id_logs_an_error_and_applies_both(bank, caplog):
     async with doubted(bank) as process:
         assert (await post(process, event_of(bank, "charge.pending"))).json()["detail"] == "Kept."
         assert (await post(process, event_of(bank))).json()["detail"] == "Settled."
@@ -165,7 +165,7 @@ async def test_one_event_id_for_two_messages_is_an_error_in_the_log_and_both_are
     assert len([line for line in caplog.messages if "event id 'evt_1' for two different messages" in line]) == 1
 
 
-async def test_a_name_is_one_accounts(bank):
+async def test_a_webhook_name_belongs_to_one_secret(bank):
     async with serving(bank) as process:
         process.once.webhook(process.app, "/again", secret=[b"the next secret 123", NEXT], parse=parse)
         process.once.webhook(process.app, "/other", secret=b"another secret 0000", parse=parse, name="account-2")
@@ -173,7 +173,7 @@ async def test_a_name_is_one_accounts(bank):
             process.once.webhook(process.app, "/third", secret=b"another secret 0000", parse=parse)
 
 
-async def test_what_comes_later_and_says_otherwise_never_overwrites(bank, caplog):  # U2
+async def test_a_later_contradicting_webhook_never_overwrites(bank, caplog):  # U2
     async with doubted(bank) as process:
         await post(process, event_of(bank))
         assert (await process.send()).status == 201
@@ -185,7 +185,7 @@ async def test_what_comes_later_and_says_otherwise_never_overwrites(bank, caplog
     assert "contradicts" in caplog.text
 
 
-async def test_what_comes_before_our_own_answer_waits_and_is_compared(bank, caplog):  # U3, F36
+async def test_an_early_webhook_is_compared_with_the_result(bank, caplog):  # U3, F36
     async with serving(bank) as process:
         await process.send_and_freeze("after charge")
         reply = await post(process, event_of(bank))
@@ -198,7 +198,7 @@ async def test_what_comes_before_our_own_answer_waits_and_is_compared(bank, capl
     assert (reconciler.counts["contradictions"], "contradicts" in caplog.text) == (1, True)
 
 
-async def test_what_came_early_is_applied_when_the_record_turns_unknown(bank):  # U3, F36
+async def test_an_early_webhook_is_applied_once_the_record_is_unknown(bank):  # U3, F36
     async with serving(bank) as dead, serving(bank) as process:
         await dead.send_and_freeze("after charge")
         assert (await post(process, event_of(bank))).json()["detail"] == "Kept."
@@ -210,7 +210,7 @@ async def test_what_came_early_is_applied_when_the_record_turns_unknown(bank):  
     assert (bank.effects, bank.provider.charges) == (["order", "paid"], 1)
 
 
-async def test_the_providers_own_id_is_enough_once_it_was_told(bank):  # R136, F36
+async def test_a_provider_id_reported_earlier_identifies_the_call(bank):  # R136, F36
     async with serving(bank) as dead, serving(bank) as process:
         await dead.send_and_freeze("after charge")
         await post(process, event_of(bank, "charge.pending", "evt_0"))  # tells both names
@@ -221,7 +221,7 @@ async def test_the_providers_own_id_is_enough_once_it_was_told(bank):  # R136, F
         assert (await process.send()).status == 201
 
 
-async def test_the_word_on_one_call_settles_no_other(bank):
+async def test_a_webhook_settles_only_its_own_call(bank):
     def twice(op):
         yield Call(name="first", repeatable=False)
         yield Call(name="second", repeatable=False)
@@ -238,7 +238,7 @@ async def test_the_word_on_one_call_settles_no_other(bank):
         assert told.json()["detail"] == "Settled."
 
 
-async def test_a_store_that_is_away_is_told_to_come_again(bank, monkeypatch):
+async def test_a_webhook_returns_503_during_an_outage(bank, monkeypatch):
     async with doubted(bank) as process:
         driver = process.once.asynchronous().driver
 
@@ -252,14 +252,14 @@ async def test_a_store_that_is_away_is_told_to_come_again(bank, monkeypatch):
         assert bank.state == "failed_retryable"
 
 
-async def test_a_secret_is_long_enough_to_be_one(bank):
+async def test_a_short_webhook_secret_is_rejected(bank):
     async with bank.process() as process:
         for secret in ("", "short", [], [SECRET, b"short"]):
             with pytest.raises(ConfigurationError):
                 process.once.webhook(process.app, "/hooks", secret=secret, parse=parse)
 
 
-async def test_a_webhook_makes_a_reconciler(bank):
+async def test_adding_a_webhook_enables_the_reconciler(bank):
     async with bank.process() as process:
         assert not process.once.reconciles
         process.once.webhook(process.app, "/hooks", secret=SECRET, parse=parse)
@@ -322,7 +322,7 @@ SAID = {"contradicts": "Stored; it contradicts the record.", "agrees": "Known."}
         (201, "charge.succeeded", "agrees"),
     ],
 )
-async def test_an_inline_answer_is_compared_with_a_webhook(bank, caplog, answer, kind, verdict):  # R136, U3
+async def test_an_inline_response_is_compared_with_a_webhook(bank, caplog, answer, kind, verdict):  # R136, U3
     async with inline_bank(bank) as process:
         assert (await process.charge(answer)).status == answer
         reply = await post(process, event_about(process.keys[0], kind))
@@ -332,7 +332,7 @@ async def test_an_inline_answer_is_compared_with_a_webhook(bank, caplog, answer,
     assert [found for _, found in evidence(bank)] == [verdict]
 
 
-async def test_a_word_that_comes_while_an_inline_handler_runs_is_compared_later(bank, caplog):  # U3
+async def test_a_webhook_during_an_inline_handler_is_compared_later(bank, caplog):  # U3
     async with inline_bank(bank) as process:
         process.meanwhile.append(lambda key: post(process, event_about(key, "charge.succeeded")))
         await process.charge(402)
@@ -342,7 +342,7 @@ async def test_a_word_that_comes_while_an_inline_handler_runs_is_compared_later(
     assert [found for _, found in evidence(bank)] == ["contradicts"]
 
 
-async def test_a_function_of_the_application_verifies_instead_of_a_secret(bank):
+async def test_a_verify_function_may_replace_the_secret(bank):
     seen = []
 
     def verify(headers, body):
@@ -366,7 +366,7 @@ async def test_a_function_of_the_application_verifies_instead_of_a_secret(bank):
 
 
 @pytest.mark.parametrize("given", [{}, {"secret": []}, {"secret": SECRET, "verify": lambda headers, body: True}])
-async def test_a_webhook_has_a_secret_or_a_function(bank, given):
+async def test_a_webhook_requires_a_secret_or_a_verify_function(bank, given):
     async with bank.process() as process:
         for make in (process.once.webhook_asgi, process.once.webhook_wsgi):
             with pytest.raises(ConfigurationError):

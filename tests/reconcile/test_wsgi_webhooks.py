@@ -17,7 +17,14 @@ from oncekey.core.resolution import sign
 from oncekey.once import Once
 from phased.bank import paying
 from phased.conftest import make_bank
-from reconcile.test_webhooks import NEXT, NOW, SECRET, event_of, evidence, parse
+from reconcile.test_webhooks import (
+    NEXT,
+    NOW,
+    SECRET,
+    event_of,
+    evidence,
+    parse,
+)
 
 
 @pytest.fixture(params=["sqlite", "psycopg"])
@@ -67,7 +74,7 @@ def post(hook, event, *, secret=SECRET, at=NOW, signature=None, method="POST", s
     return int(status[:3]), json.loads(content)["detail"] if content else None
 
 
-async def test_a_webhook_gives_the_result_and_the_handler_goes_on(bank):  # R136, F22, F36
+async def test_a_wsgi_webhook_stores_the_result_and_a_retry_resumes(bank):  # R136, F22, F36
     async with doubted(bank) as (process, hook):
         assert post(hook, event_of(bank)) == (200, "Settled.")
         assert bank.state == "failed_retryable"
@@ -90,7 +97,7 @@ async def test_a_webhook_gives_the_result_and_the_handler_goes_on(bank):  # R136
     ],
     ids=["forged", "nonsense", "none", "stale", "from the future", "no length", "cut off"],
 )
-async def test_what_is_not_signed_now_by_one_of_ours_changes_nothing(bank, how):  # R136
+async def test_an_invalid_wsgi_webhook_signature_returns_401(bank, how):  # R136
     async with doubted(bank) as (_, hook):
         assert post(hook, event_of(bank), **how)[0] == 401
         body = json.dumps(event_of(bank)).encode()
@@ -100,7 +107,7 @@ async def test_what_is_not_signed_now_by_one_of_ours_changes_nothing(bank, how):
         assert (bank.state, evidence(bank)) == ("unknown", [])
 
 
-async def test_the_same_message_again_is_answered_and_changes_nothing(bank):  # R136
+async def test_a_repeated_wsgi_webhook_changes_nothing(bank):  # R136
     async with doubted(bank) as (_, hook):
         told = [post(hook, event_of(bank), secret=secret) for secret in (SECRET, NEXT, SECRET)]
         assert told == [(200, "Settled."), (200, "Known."), (200, "Known.")]
@@ -109,7 +116,7 @@ async def test_the_same_message_again_is_answered_and_changes_nothing(bank):  # 
         assert ((await bank.record()).version, evidence(bank)) == (version, [("evt_1", "settled")])
 
 
-async def test_what_is_too_large_is_not_even_read(bank):
+async def test_an_oversized_wsgi_webhook_is_not_read(bank):
     async with doubted(bank) as (_, hook):
         assert post(hook, b"", CONTENT_LENGTH="10001", stream=Unread())[0] == 413
         assert post(hook, b"", CONTENT_LENGTH="9" * 4000, stream=Unread())[0] == 413
@@ -119,17 +126,17 @@ async def test_what_is_too_large_is_not_even_read(bank):
         assert post(hook, event_of(bank), **chunked) == (200, "Settled.")
 
 
-async def test_what_cannot_be_read_or_is_not_about_a_call_changes_nothing(bank):
+async def test_unreadable_and_unrelated_wsgi_webhooks_change_nothing(bank):
     async with doubted(bank) as (_, hook):
         assert post(hook, b"{")[0] == 400
         assert post(hook, {"type": "ping"}) == (200, "Not about a call.")
         assert post(hook, event_of(bank, event_id="e" * 600))[0] == 422
-        assert post(hook, event_of(bank), method="GET") == (405, "Webhooks are posted.")
+        assert post(hook, event_of(bank), method="GET") == (405, "Send webhooks with POST.")
         assert post(hook, event_of(bank), method="HEAD") == (405, None)
         assert (bank.state, evidence(bank)) == ("unknown", [])
 
 
-async def test_a_store_that_is_away_is_told_to_come_again(bank, monkeypatch):
+async def test_a_wsgi_webhook_returns_503_during_an_outage(bank, monkeypatch):
     async with doubted(bank) as (process, hook):
 
         def away(*_):
@@ -141,14 +148,14 @@ async def test_a_store_that_is_away_is_told_to_come_again(bank, monkeypatch):
         assert post(hook, event_of(bank)) == (200, "Settled.")
 
 
-async def test_a_secret_is_long_enough_to_be_one(bank):
+async def test_a_short_wsgi_webhook_secret_is_rejected(bank):
     async with bank.process() as process:
         with pytest.raises(ConfigurationError):
             process.once.webhook_wsgi(secret="short", parse=parse)
         assert not process.once.reconciles
 
 
-def test_threads_need_a_store_by_its_url():
+def test_webhook_wsgi_rejects_an_async_engine():
     engine = create_async_engine("postgresql+asyncpg://localhost/none")
     with pytest.raises(ConfigurationError, match="webhook_wsgi"):
         Once(engine).webhook_wsgi(secret=SECRET, parse=parse)

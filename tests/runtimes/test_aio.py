@@ -14,7 +14,7 @@ from oncekey.runtimes.aio import AsyncRuntime, RunningWork
 from oncekey.stores.memory import MemoryStore
 
 
-async def test_what_ends_a_process_interrupts_a_flow() -> None:
+async def test_system_exit_interrupts_a_flow() -> None:
     tidied: list[str] = []
 
     def leaves() -> Any:
@@ -59,7 +59,7 @@ def rolled_back(tx: Slow) -> Life[str]:
     return "answer"
 
 
-async def test_an_answer_does_not_wait_for_a_roll_back_and_a_stop_does() -> None:
+async def test_response_does_not_wait_for_rollback_but_shutdown_does() -> None:
     work, tx = RunningWork(), Slow()
     runtime = AsyncRuntime(AsyncEngine(MemoryStore(), AsyncMemoryDriver()), work)
     assert await runtime.drive(rolled_back(tx)) == "answer"
@@ -71,7 +71,7 @@ async def test_an_answer_does_not_wait_for_a_roll_back_and_a_stop_does() -> None
     assert tx.ended
 
 
-async def test_a_cancelled_request_does_not_take_the_roll_back_with_it() -> None:
+async def test_rollback_continues_after_its_request_is_cancelled() -> None:
     work, tx = RunningWork(), Slow()
     runtime = AsyncRuntime(AsyncEngine(MemoryStore(), AsyncMemoryDriver()), work)
 
@@ -88,7 +88,7 @@ async def test_a_cancelled_request_does_not_take_the_roll_back_with_it() -> None
     assert tx.ended
 
 
-async def test_a_driver_that_need_not_wait_is_left() -> None:
+async def test_rollback_that_needs_no_wait_is_not_awaited() -> None:
     work, tx = RunningWork(), Left()
     runtime = AsyncRuntime(AsyncEngine(MemoryStore(), AsyncMemoryDriver()), work)
     assert await runtime.drive(rolled_back(tx)) == "answer"

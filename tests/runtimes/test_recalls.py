@@ -76,7 +76,7 @@ def body_of(task: asyncio.Task[Glimpse | None]) -> bytes | None:
     return glimpse.finished.response.body
 
 
-async def test_who_comes_alone_reads_at_once() -> None:
+async def test_single_repeat_is_read_at_once() -> None:
     server = Server()
     (task,) = await server.asked(server.stored(b"alone"))
     assert server.said == ["recall"]
@@ -84,7 +84,7 @@ async def test_who_comes_alone_reads_at_once() -> None:
     assert body_of(task) == b"alone"
 
 
-async def test_those_who_come_meanwhile_are_read_by_one_statement_and_each_hears_its_own() -> None:
+async def test_concurrent_repeats_are_read_by_one_statement() -> None:
     server = Server()
     async with crowd(server) as first:
         others = [server.stored(b"%d" % number) for number in range(5)]
@@ -100,7 +100,7 @@ async def test_those_who_come_meanwhile_are_read_by_one_statement_and_each_hears
     assert later[-1].result() is None
 
 
-async def test_who_comes_after_many_that_were_cancelled_is_read() -> None:
+async def test_repeat_behind_many_cancelled_ones_is_read() -> None:
     server = Server()
     async with crowd(server):
         gone = await server.asked(*[server.stored(b"gone")] * (AT_ONCE * MOST))
@@ -112,7 +112,7 @@ async def test_who_comes_after_many_that_were_cancelled_is_read() -> None:
     assert body_of(task) == b"patient"
 
 
-async def test_what_was_stored_before_somebody_asked_is_seen() -> None:
+async def test_batched_read_sees_rows_stored_before_the_request() -> None:
     """The statement for those who wait is sent after they have asked, never the one that is under way."""
     server = Server()
     async with crowd(server):
@@ -122,7 +122,7 @@ async def test_what_was_stored_before_somebody_asked_is_seen() -> None:
     assert body_of(task) == b"stored a moment ago"
 
 
-async def test_who_is_cancelled_leaves_and_the_others_are_told() -> None:
+async def test_cancelled_repeat_does_not_affect_the_others() -> None:
     server = Server()
     async with crowd(server) as first:
         waiting = await server.asked(*[server.stored(b"%d" % number) for number in range(3)])
@@ -139,7 +139,7 @@ async def test_who_is_cancelled_leaves_and_the_others_are_told() -> None:
     assert body_of(task) == b"after"
 
 
-async def test_nobody_reads_for_those_who_have_all_gone() -> None:
+async def test_batch_of_cancelled_repeats_is_not_read() -> None:
     server = Server()
     async with crowd(server):
         for task in await server.asked(server.stored(b"a"), server.stored(b"b")):
@@ -149,7 +149,7 @@ async def test_nobody_reads_for_those_who_have_all_gone() -> None:
     assert server.held == []
 
 
-async def test_an_outage_is_told_to_all_and_the_next_ones_are_read() -> None:
+async def test_outage_fails_the_batch_but_not_later_reads() -> None:
     server = Server()
     async with crowd(server):
         waiting = await server.asked(server.stored(b"a"), server.stored(b"b"))
@@ -162,7 +162,7 @@ async def test_an_outage_is_told_to_all_and_the_next_ones_are_read() -> None:
     assert body_of(task) == b"after"
 
 
-async def test_a_record_that_cannot_be_read_keeps_nobody_else_from_an_answer() -> None:
+async def test_unreadable_record_does_not_fail_its_batch() -> None:
     server = Server()
     async with crowd(server):
         spoilt, whole = server.stored(b"spoilt"), server.stored(b"whole")
@@ -174,7 +174,7 @@ async def test_a_record_that_cannot_be_read_keeps_nobody_else_from_an_answer() -
     assert body_of(waiting[1]) == b"whole"
 
 
-async def test_a_statement_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_batch_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aio, "MOST", 2)
     server = Server()
     async with crowd(server):

@@ -145,7 +145,7 @@ def test_effects_are_performed_in_order(runtime: ThreadRuntime, driver: Shared) 
     assert driver.log == ["begin", "step", "step", "step", "commit"]
 
 
-def test_what_is_dropped_is_rolled_back(runtime: ThreadRuntime, driver: Shared) -> None:
+def test_dropped_commit_rolls_back(runtime: ThreadRuntime, driver: Shared) -> None:
     def life() -> Life[Any]:
         tx, _ = yield Begin()
         dropped = yield Commit(tx, saying(Drop("why")))
@@ -155,7 +155,7 @@ def test_what_is_dropped_is_rolled_back(runtime: ThreadRuntime, driver: Shared) 
     assert driver.log == ["begin", "step", "rollback"]
 
 
-def test_a_driver_that_need_not_wait_for_a_roll_back_is_left(runtime: ThreadRuntime, driver: Shared) -> None:
+def test_rollback_without_wait_leaves_the_transaction(runtime: ThreadRuntime, driver: Shared) -> None:
     class Left(Opened):
         def leave(self) -> None:
             self.log.append("left")
@@ -169,7 +169,7 @@ def test_a_driver_that_need_not_wait_for_a_roll_back_is_left(runtime: ThreadRunt
     assert driver.log == ["rollback", "left", "rollback", "rollback"]
 
 
-def test_statements_travel_with_begin_and_commit_where_a_driver_can(runtime: ThreadRuntime, driver: Shared) -> None:
+def test_statements_are_folded_into_begin_and_commit_if_supported(runtime: ThreadRuntime, driver: Shared) -> None:
     def begin_with(first: Body[Any]) -> Any:
         driver.log.append("begin with")
         tx = Folding(driver.log)
@@ -206,7 +206,7 @@ def test_a_begin_that_fails_leaves_nothing_open(runtime: ThreadRuntime, driver: 
     assert driver.log == ["begin", "step", "rollback"] * 2
 
 
-def test_a_flow_rests_and_is_resumed_by_another_thread(runtime: ThreadRuntime) -> None:
+def test_flow_stopped_at_the_handler_resumes_in_another_thread(runtime: ThreadRuntime) -> None:
     def life() -> Life[Any]:
         here = threading.current_thread()
         decision = yield INVOKE
@@ -226,7 +226,7 @@ INTERRUPTIONS = [KeyboardInterrupt, SystemExit, type("GreenletExit", (BaseExcept
 
 
 @pytest.mark.parametrize("interruption", INTERRUPTIONS)
-def test_an_interruption_is_told_to_the_flow_and_raised_when_it_is_over(
+def test_interruption_is_raised_after_the_flow_ends(
     runtime: ThreadRuntime, driver: Shared, interruption: type[BaseException]
 ) -> None:
     def life() -> Life[str]:
@@ -246,7 +246,7 @@ def test_an_interruption_is_told_to_the_flow_and_raised_when_it_is_over(
     assert driver.log == ["begin", "rollback", "tidied up"]
 
 
-def test_a_flow_that_fails_after_its_interruption_does_not_hide_it(
+def test_error_after_an_interruption_does_not_hide_it(
     runtime: ThreadRuntime, driver: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver.away = 1
@@ -259,10 +259,10 @@ def test_a_flow_that_fails_after_its_interruption_does_not_hide_it(
 
     with pytest.raises(SystemExit):
         runtime.run(life())
-    assert "could not be brought to its end: StoreUnavailableError" in caplog.text
+    assert "could not be finished: StoreUnavailableError" in caplog.text
 
 
-def test_a_call_with_a_limit_is_left_alone(runtime: ThreadRuntime) -> None:
+def test_call_with_a_time_limit_is_abandoned_after_it(runtime: ThreadRuntime) -> None:
     word: contextvars.ContextVar[str] = contextvars.ContextVar("word")
     word.set("of the caller")
     gone_on = threading.Event()
@@ -285,7 +285,7 @@ def test_a_call_with_a_limit_is_left_alone(runtime: ThreadRuntime) -> None:
     assert gone_on.wait(PATIENCE)
 
 
-def test_looks_aside_come_one_after_the_other(runtime: ThreadRuntime) -> None:
+def test_aside_flows_run_one_at_a_time(runtime: ThreadRuntime) -> None:
     inside, most, lock = 0, 0, threading.Lock()
 
     def look() -> Flow[None]:
@@ -345,7 +345,7 @@ def test_a_heartbeat_renews_until_it_is_stopped(runtime: ThreadRuntime, driver: 
     assert not pulse.lost
 
 
-def test_a_lease_that_somebody_else_has_is_lost(runtime: ThreadRuntime) -> None:
+def test_failed_renewal_marks_the_lease_as_lost(runtime: ThreadRuntime) -> None:
     lost = threading.Event()
 
     def renew() -> Flow[None]:
@@ -378,7 +378,7 @@ def test_all_leases_share_a_few_threads(runtime: ThreadRuntime) -> None:
     until(lambda: not any(thread.is_alive() for thread in seen))  # an idle process has no thread of ours
 
 
-def test_a_slow_renewal_keeps_no_other_waiting(runtime: ThreadRuntime) -> None:
+def test_slow_renewal_does_not_delay_others(runtime: ThreadRuntime) -> None:
     hangs, reached, beats = threading.Event(), threading.Event(), threading.Semaphore(0)
 
     def slow() -> Flow[int]:
@@ -400,7 +400,7 @@ def test_a_slow_renewal_keeps_no_other_waiting(runtime: ThreadRuntime) -> None:
         hangs.set()
 
 
-def test_a_background_settlement_is_repeated_until_the_store_answers(
+def test_background_settlement_retries_until_the_store_responds(
     runtime: ThreadRuntime, driver: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "FIRST_PAUSE", 0.001)
@@ -417,7 +417,7 @@ def test_a_background_settlement_is_repeated_until_the_store_answers(
     assert record.state.value == "completed"
 
 
-def test_a_background_settlement_gives_up_and_says_so(
+def test_background_settlement_that_gives_up_is_logged(
     runtime: ThreadRuntime, driver: Shared, caplog: pytest.LogCaptureFixture
 ) -> None:
     lease, store = claimed(runtime).lease, runtime.engine.store
@@ -429,11 +429,11 @@ def test_a_background_settlement_gives_up_and_says_so(
 
     runtime.drive(life())
     assert runtime.shut_down(PATIENCE)
-    assert "its lease runs out" in caplog.text
-    assert "is not tried again: ValueError" in caplog.text
+    assert "its lease will expire" in caplog.text
+    assert "is not retried: ValueError" in caplog.text
 
 
-def test_a_stop_does_not_wait_for_ever(runtime: ThreadRuntime, caplog: pytest.LogCaptureFixture) -> None:
+def test_shutdown_does_not_wait_beyond_its_timeout(runtime: ThreadRuntime, caplog: pytest.LogCaptureFixture) -> None:
     release = threading.Event()
 
     def slow() -> Flow[Settled]:
@@ -449,7 +449,7 @@ def test_a_stop_does_not_wait_for_ever(runtime: ThreadRuntime, caplog: pytest.Lo
     release.set()
 
 
-def test_a_forked_process_starts_anew(runtime: ThreadRuntime, driver: Shared) -> None:
+def test_forked_process_starts_with_fresh_state(runtime: ThreadRuntime, driver: Shared) -> None:
     # A server with --preload starts a runtime in the parent, whose threads and locks are not the child's
     def life() -> Life[Any]:
         yield INVOKE

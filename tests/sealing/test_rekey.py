@@ -68,7 +68,7 @@ async def test_keys_rotate_under_load(url):
     assert shown(url) == []
 
 
-async def test_a_record_that_cannot_be_read_keeps_nobody_from_the_others(tmp_path):
+async def test_unreadable_record_does_not_stop_rekeying(tmp_path):
     url = f"sqlite:///{tmp_path}/shop.db"
     async with (shop := Shop(url, K1)).lifespan():
         for number in range(5):
@@ -88,7 +88,7 @@ def killed_in_the_middle(url: str, key: str) -> None:
             victim.kill()
 
 
-async def test_who_was_killed_between_two_sealed_steps_is_gone_on_with(url):
+async def test_killed_request_resumes_after_key_rotation(url):
     async with Shop(url, K1).lifespan():
         pass
     key = "killed-0000000000000000"
@@ -105,7 +105,7 @@ async def test_who_was_killed_between_two_sealed_steps_is_gone_on_with(url):
     assert shown(url) == []
 
 
-def test_what_the_commands_show_and_do(tmp_path, tmp_path_factory, oncekey):
+def test_commands_show_sealed_content_only_with_the_key(tmp_path, tmp_path_factory, oncekey):
     url = f"sqlite:///{tmp_path}/shop.db"
     asyncio.run(_kept(url))
     begun = ("keys", "show", "sealed-begun-0000000000", "--store", url, "--json")
@@ -146,7 +146,7 @@ async def _kept(url: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["k1", "k1:", "k1:AAAA", "k 1:" + b64encode(OLD).decode(), ",", f"{VARIABLE['k1']},x"])
-def test_a_variable_that_holds_no_keys_is_told_and_not_shown(text):
+def test_invalid_seal_keys_variable_is_rejected_without_its_value(text):
     with pytest.raises(Exception, match="ONCEKEY_SEAL_KEYS must be NAME:BASE64") as told:
         from_environment({"ONCEKEY_SEAL_KEYS": text})
     assert b64encode(OLD).decode() not in str(told.value)

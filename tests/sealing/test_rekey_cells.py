@@ -157,7 +157,7 @@ async def test_walks_and_requests_do_not_disturb_each_other(url):
         assert shop.runs == []
 
 
-def test_the_commands_on_cells(valkey, oncekey):
+def test_doctor_and_rekey_work_on_cell_stores(valkey, oncekey):
     valkey.say("FLUSHALL")
     asyncio.run(_kept(valkey.url))
 
@@ -236,7 +236,7 @@ def test_every_record_of_any_state_is_walked_over_and_only_its_content_changes(m
                 assert cells.until[cell["scope"], cell["key"]] == keep_until(cell)
 
 
-def test_what_somebody_moved_or_owns_is_not_written():
+def test_changed_or_owned_records_are_not_rewritten():
     cells = DictCells()
     driver, store = CellDriver(cells), CellStore()
     now = cells.look("", "")[1]

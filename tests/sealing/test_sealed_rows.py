@@ -89,7 +89,7 @@ def saying(store, name, params):
     return lambda: (yield Transaction(name, Mode.SINGLE, body))
 
 
-async def test_a_kind_of_content_that_nobody_listed_is_sealed(any_url):
+async def test_unlisted_kind_of_content_is_sealed(any_url):
     async with sealed(any_url, K1) as (store, plain, run):
         claim = a_claim(effects=Effects.INLINE)
         lease = Lease.of((await run(store.claim(claim))).record)
@@ -117,7 +117,7 @@ async def test_a_statement_that_would_store_content_in_clear_is_refused(any_url,
         assert (await run(plain.find(claim.id))).record.response is None
 
 
-async def test_what_was_sealed_before_stays_readable(any_url):
+async def test_content_sealed_by_an_older_version_stays_readable(any_url):
     async with sealed(any_url, BEFORE_SEAL) as (store, plain, run):
         before = replace(CLAIM, request=BEFORE["request"].encode("latin-1"))
         lease = Lease.of((await run(plain.claim(before))).record)
@@ -154,7 +154,7 @@ def one(transaction):
     return (yield transaction)
 
 
-def test_the_stored_bytes_are_those_of_before():
+def test_sealed_bytes_have_not_changed():
     content = SealedContent(BEFORE_SEAL)
     for stored, response in (("answer", ANSWER), ("empty", StoredResponse(204, (), None))):
         params = response_params(response, CLAIM, content)

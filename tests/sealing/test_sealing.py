@@ -77,7 +77,7 @@ async def test_without_its_key_a_record_is_refused_and_not_run_again(url):
         assert (await owner.post("/phased", "known-begun-0000000000")).status == 200
 
 
-async def test_what_was_stored_before_the_seal_stays_readable(url):
+async def test_content_stored_before_sealing_stays_readable(url):
     async with (plain := Shop(url, None)).lifespan():
         replies = await everything(plain, "plain")
     async with (shop := Shop(url, K1)).lifespan():
@@ -155,7 +155,7 @@ class Service:
         return self._cipher.decrypt(sealed[:12], sealed[12:], about)
 
 
-async def test_a_service_may_hold_the_keys_and_its_outage_is_one_of_the_store(url, caplog):
+async def test_key_service_outage_counts_as_store_outage(url, caplog):
     seal = Service()
     async with (shop := Shop(url, seal)).lifespan():
         await everything(shop, "kept")
@@ -184,16 +184,16 @@ async def test_a_service_may_hold_the_keys_and_its_outage_is_one_of_the_store(ur
         ({"k1": OLD, "k2": OLD}, "k1", "the same key"),
     ],
 )
-def test_keys_that_are_none_are_found_when_they_are_given(keys, current, why):
+def test_invalid_seal_keys_are_rejected_at_construction(keys, current, why):
     with pytest.raises(ConfigurationError, match=why):
         AesGcm(keys, current=current)
 
 
-def test_what_is_no_seal_is_found_when_it_is_given():
+def test_invalid_seal_is_rejected_at_construction():
     with pytest.raises(ConfigurationError, match="seal= takes"):
         Once("sqlite:///unused.db", seal=object())  # type: ignore[arg-type]
 
 
-def test_pages_say_that_content_is_sealed():
+def test_console_labels_sealed_content():
     closed = sealed_answer(StoredResponse(200, (), b"x"), "k1", b"...")
     assert body_of(closed) == indented(enclose_text("k1", b"...")) == "sealed under the key k1"

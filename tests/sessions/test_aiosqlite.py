@@ -33,7 +33,7 @@ def rows(path: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["committed", "rolled back"])
-async def test_what_is_under_way_is_the_requests_own(path, fails):  # X15
+async def test_background_statements_commit_or_roll_back_with_their_request(path, fails):  # X15
     shop = Shop("sa-sqlite", f"sqlite+aiosqlite:///{path}")
     left: list[asyncio.Task[Any]] = []
 
@@ -54,7 +54,7 @@ async def test_what_is_under_way_is_the_requests_own(path, fails):  # X15
         assert rows(path) == [*found, "next"]
 
 
-async def test_a_temporary_table_is_not_the_next_requests(path):  # X12
+async def test_temporary_table_does_not_reach_the_next_request(path):  # X12
     shop = Shop("sa-sqlite", f"sqlite+aiosqlite:///{path}")
     async with shop.open():
         for _ in range(2):
@@ -62,7 +62,7 @@ async def test_a_temporary_table_is_not_the_next_requests(path):  # X12
             assert (await shop.send(shop.saying("SELECT name FROM sqlite_temp_master"))).json() == []
 
 
-async def test_a_late_user_is_refused(path):
+async def test_connection_kept_after_the_request_is_rejected(path):
     shop = Shop("sa-sqlite", f"sqlite+aiosqlite:///{path}")
     kept: list[Any] = []
 
@@ -73,7 +73,7 @@ async def test_a_late_user_is_refused(path):
     assert rows(path) == []
 
 
-async def test_a_savepoint_that_comes_first_is_undone_with_the_rest(path):
+async def test_leading_savepoint_is_rolled_back_with_the_request(path):
     # SQLite's module begins nothing before a savepoint, whose release would then be a commit
     shop = Shop("sa-sqlite", f"sqlite+aiosqlite:///{path}")
 

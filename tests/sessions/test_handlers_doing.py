@@ -82,7 +82,7 @@ def rows(dsn: str, sql: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_set_for_the_transaction_does_not_reach_the_record(way, tables_dsn, role):
+async def test_transaction_settings_of_a_handler_do_not_affect_the_record(way, tables_dsn, role):
     shop = Shop(way, tables_dsn)
     async with shop.open():
         for what, statements in GOES_WELL.items():
@@ -94,7 +94,7 @@ async def test_what_is_set_for_the_transaction_does_not_reach_the_record(way, ta
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_time_out_of_the_handlers_statements_is_not_the_records(way, tables_dsn, role):
+async def test_statement_timeout_of_a_handler_does_not_affect_the_record(way, tables_dsn, role):
     shop = Shop(way, tables_dsn)
     async with shop.open():
         with psycopg.connect(tables_dsn, autocommit=True) as connection:
@@ -138,7 +138,7 @@ def leave_open(connection: Any, what: str) -> Any:
 @pytest.mark.parametrize("what", ["pipeline", "copy", "stream"])
 @pytest.mark.parametrize("blocking", [False, True], ids=["asyncio", "threads"])
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it is refused when it is collected
-async def test_a_transaction_with_something_left_open_in_it_is_refused(what, blocking, tables_dsn):
+async def test_open_cursor_or_stream_prevents_the_commit(what, blocking, tables_dsn):
     if blocking:
         driver = PsycopgDriver(tables_dsn, pool_size=1, statement_timeout=0.2)
         tx = driver.begin()
@@ -160,7 +160,7 @@ async def test_a_transaction_with_something_left_open_in_it_is_refused(what, blo
 
 
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg"])
-async def test_what_a_handler_teaches_the_library_ends_with_it(way, tables_dsn):
+async def test_type_codecs_of_a_handler_are_removed_afterwards(way, tables_dsn):
     shop = Shop(way, tables_dsn)
 
     async def teaches(op: Any) -> Any:

@@ -85,7 +85,7 @@ class Left:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_under_way_at_a_rollback_is_never_committed(tables_dsn, outside, way):  # X15
+async def test_statements_running_at_rollback_are_never_committed(tables_dsn, outside, way):  # X15
     shop = Shop(way, tables_dsn)
     left = Left(shop)
 
@@ -109,7 +109,7 @@ async def test_what_is_under_way_at_a_rollback_is_never_committed(tables_dsn, ou
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "asyncpg"])
-async def test_what_is_under_way_at_a_commit_is_waited_for(tables_dsn, outside, way):  # X15
+async def test_commit_waits_for_running_statements(tables_dsn, outside, way):  # X15
     shop = Shop(way, tables_dsn)
     left = Left(shop)
 
@@ -134,7 +134,7 @@ async def test_what_is_under_way_at_a_commit_is_waited_for(tables_dsn, outside, 
             assert [type(end) for end in left.ends] == [TransactionControlError]
 
 
-async def test_asyncpg_refuses_to_share_the_connection_and_so_nothing_is_stored(tables_dsn, outside, caplog):  # X15
+async def test_asyncpg_rolls_back_if_a_statement_is_still_running(tables_dsn, outside, caplog):  # X15
     shop = Shop("asyncpg", tables_dsn)
     left = Left(shop)
 
@@ -155,7 +155,7 @@ async def test_asyncpg_refuses_to_share_the_connection_and_so_nothing_is_stored(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("fails", [False, True], ids=["committed", "rolled back"])
-async def test_a_late_user_is_refused(tables_dsn, outside, way, fails):  # X14, X15
+async def test_connection_kept_after_the_request_is_rejected(tables_dsn, outside, way, fails):  # X14, X15
     shop = Shop(way, tables_dsn)
     kept: list[Any] = []
 
@@ -173,7 +173,7 @@ async def test_a_late_user_is_refused(tables_dsn, outside, way, fails):  # X14, 
     assert outside.rows == (["next"] if fails else ["first", "next"])
 
 
-async def test_what_was_prepared_or_opened_before_is_refused_too(tables_dsn, outside):
+async def test_prepared_statements_and_cursors_are_rejected_after_the_end(tables_dsn, outside):
     for way, refusal in (("asyncpg", "released|closed"), ("psycopg", "over")):
         shop = Shop(way, tables_dsn)
         kept: list[Any] = []

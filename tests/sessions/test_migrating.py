@@ -18,7 +18,7 @@ MIGRATORS = 3
 
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("dialect", ["asyncpg", "psycopg"])
-async def test_those_who_waited_see_what_was_migrated(postgres_dsn, dialect, isolation):  # X17
+async def test_processes_waiting_for_a_migration_see_its_result(postgres_dsn, dialect, isolation):  # X17
     async def start() -> None:
         address = postgres_dsn.replace("postgresql:", f"postgresql+{dialect}:")
         engine = create_async_engine(address, isolation_level=isolation)

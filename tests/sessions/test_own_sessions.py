@@ -26,7 +26,7 @@ from oncekey.litestar import OncePlugin
 from oncekey.once.route_report import Protection, route_lines
 
 AT_START = "takes neither op nor once.session or once.connection"
-AT_RUN = "opened a connection of its own while it ran"
+AT_RUN = "opened its own connection while it ran"
 ADD = text("INSERT INTO sold (item) VALUES ('tea')")
 EVERY = {"litestar", "starlette", "fastapi", "flask", "wsgi", "function", "inbox"}
 

@@ -25,7 +25,7 @@ async def test_a_database_that_only_reads_runs_no_handler(tables_dsn, way):
     await refused(Shop(way, tables_dsn + READS))
 
 
-async def test_nor_does_it_by_way_of_sqlalchemy_and_asyncpg(tables_dsn):
+async def test_read_only_database_is_detected_through_sqlalchemy(tables_dsn):
     settings = {"server_settings": {"default_transaction_read_only": "on"}}
     await refused(Shop("sa-asyncpg", tables_dsn, connect_args=settings))
 

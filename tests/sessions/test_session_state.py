@@ -79,7 +79,7 @@ async def backend(shop: Shop, connection: Any) -> int:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_nothing_of_one_request_is_in_the_next_ones_session(shop_dsn, way):  # X12
+async def test_session_state_does_not_reach_the_next_request(shop_dsn, way):  # X12
     shop = Shop(way, shop_dsn)
     backends: list[int] = []
 
@@ -109,7 +109,7 @@ async def test_nothing_of_one_request_is_in_the_next_ones_session(shop_dsn, way)
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_lock_is_free_before_anybody_uses_the_connection_again(shop_dsn, way):  # X12
+async def test_advisory_lock_is_released_after_the_request(shop_dsn, way):  # X12
     shop = Shop(way, shop_dsn)
     async with shop.open():
         await shop.send(shop.saying("SELECT pg_advisory_lock(4711)"))
@@ -127,7 +127,7 @@ async def until_free(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_the_application_asked_for_when_it_connected_stays(shop_dsn, way):
+async def test_connection_options_survive_the_reset(shop_dsn, way):
     asked = "SELECT current_setting('app.service') || current_setting('lock_timeout') || current_user"
     options, plain = {}, shop_dsn
     if way == "sa-asyncpg":
@@ -146,7 +146,7 @@ async def test_what_the_application_asked_for_when_it_connected_stays(shop_dsn, 
 
 
 @pytest.mark.parametrize("way", SQLALCHEMY)
-async def test_what_a_listener_of_the_application_set_stays_too(shop_dsn, way):
+async def test_settings_of_a_connect_listener_survive_the_reset(shop_dsn, way):
     shop = Shop(way, shop_dsn)
     assert shop.engine is not None
 
@@ -211,7 +211,7 @@ async def test_a_replay_resets_nothing(shop_dsn, way, postgres_dsn):
 
 @pytest.mark.parametrize("way", SQLALCHEMY)
 @pytest.mark.parametrize("effects", [INLINE, LOCAL, PHASED])
-async def test_nothing_of_a_lent_session_is_in_the_next_ones(shop_dsn, way, effects):  # X12
+async def test_state_of_a_dependency_session_does_not_reach_the_next(shop_dsn, way, effects):  # X12
     """Authentication that sets the tenant for row-level security through `once.session`, as it is often done."""
     shop = Shop(way, shop_dsn)
 
@@ -239,7 +239,7 @@ async def test_nothing_of_a_lent_session_is_in_the_next_ones(shop_dsn, way, effe
 
 
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg", *SQLALCHEMY])
-async def test_nothing_of_a_lent_connection_is_in_the_next_ones(shop_dsn, way):  # X12
+async def test_state_of_a_dependency_connection_does_not_reach_the_next(shop_dsn, way):  # X12
     shop = Shop(way, shop_dsn)
 
     async def authenticate(connection: Annotated[Any, Depends(shop.once.connection)]) -> None:

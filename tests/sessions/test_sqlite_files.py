@@ -81,7 +81,7 @@ async def sells_at_last(shop: Shop) -> int:
     return turned_away
 
 
-async def test_a_file_that_was_deleted_is_an_outage_until_it_is_back(way: str, file: File) -> None:
+async def test_deleted_file_returns_503_until_it_is_restored(way: str, file: File) -> None:
     shop = shop_on(file, way)
     async with shop.open():
         assert (await shop.send(shop.saying(SELL))).status == 200
@@ -96,7 +96,7 @@ async def test_a_file_that_was_deleted_is_an_outage_until_it_is_back(way: str, f
         assert file.rows() == ["tea", "tea"]
 
 
-async def test_a_file_that_was_replaced_is_opened_anew(way: str, file: File) -> None:
+async def test_replaced_file_is_reopened(way: str, file: File) -> None:
     shop = shop_on(file, way)
     async with shop.open():
         assert (await shop.send(shop.saying(SELL))).status == 200

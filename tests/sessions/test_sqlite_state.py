@@ -44,7 +44,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Any) -> Shop:
     return Shop(request.param, f"{scheme}:///{path}")
 
 
-async def test_nothing_of_one_request_is_in_the_next_ones_connection(shop: Shop) -> None:
+async def test_connection_state_does_not_reach_the_next_request(shop: Shop) -> None:
     async with shop.open():
         for what, (statement, query, expected) in LEFT.items():
             assert (await shop.send(shop.saying(query), tenant="bolt")).json() == expected, what
@@ -53,7 +53,7 @@ async def test_nothing_of_one_request_is_in_the_next_ones_connection(shop: Shop)
                 assert (await shop.send(shop.saying(query), tenant="bolt")).json() == expected, what
 
 
-async def test_what_would_keep_the_record_from_being_stored_is_refused(shop: Shop) -> None:
+async def test_pragmas_that_prevent_storing_the_record_are_rejected(shop: Shop) -> None:
     said: list[str] = []
 
     async def tries(op: Any) -> None:

@@ -84,7 +84,7 @@ def assignments(update: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     "word", [r"RETURNING", r"IGNORE", r"REPLACE\s+INTO", r"GET_LOCK", r"SYSDATE", r"NOW\(", r"CURRENT_TIMESTAMP"]
 )
-def test_no_statement_says(word):
+def test_statements_avoid_unsafe_keywords(word):
     """MySQL has no RETURNING, IGNORE swallows more than duplicates, and the others are local or the session's."""
     assert [name for name, text in SAID.items() if re.search(rf"\b{word}", text, re.IGNORECASE)] == []
 
@@ -96,7 +96,7 @@ def test_a_key_is_claimed_by_a_plain_insert():
     assert "SET STATEMENT innodb_lock_wait_timeout = 0" in STORE.locks._statements._commands["lock"]
 
 
-def test_a_single_table_update_sees_what_it_has_set(session):
+def test_updates_never_read_a_column_they_assigned(session):
     """`SET a = a + 1, b = a` reads the new `a`, against the standard. So nothing is read behind its assignment."""
     session.execute("CREATE TEMPORARY TABLE pair (a INT, b INT) SELECT 1 AS a, 0 AS b")
     session.execute("UPDATE pair SET a = a + 1, b = a")
@@ -119,7 +119,7 @@ def test_every_write_of_a_record_moves_its_version():
     assert still == []
 
 
-def test_a_write_that_changes_nothing_has_a_row(driver, session, empty_either, either_server):
+def test_driver_counts_matched_rows_without_changes(driver, session, empty_either, either_server):
     """ROW_COUNT() is 0 for it on a plain connection. The driver's own ones are told of rows that were found."""
     same = "UPDATE oncekey_lock SET mark = mark WHERE number = 1"
     session.execute("INSERT INTO oncekey_lock (number, mark) VALUES (1, 1)")
@@ -140,7 +140,7 @@ def test_no_lease_becomes_null_by_a_maximum(driver, session):
     assert drive(STORE.renew(Lease.of(record), MINUTE), driver.run) > record.created_at
 
 
-def test_the_clock_goes_on_in_a_transaction_and_is_the_worlds(driver, session):
+def test_clock_is_utc_and_advances_within_a_transaction(driver, session):
     """Instants are of the sentence and not of the transaction's begin, in UTC, whatever zone a handler has chosen."""
     claim = a_claim("zone")
     tx = driver.begin()
@@ -155,7 +155,7 @@ def test_the_clock_goes_on_in_a_transaction_and_is_the_worlds(driver, session):
     tx.commit()
 
 
-def test_who_has_looked_at_a_free_key_has_not_got_it(driver, session):
+def test_locking_read_of_a_free_key_does_not_acquire_it(driver, session):
     """FOR UPDATE of a row that is not there locks nothing at READ COMMITTED: the INSERT behind it decides."""
     claim = a_claim("free")
     lock = lock_for(claim)
@@ -188,7 +188,7 @@ def test_a_lease_that_waited_for_a_lock_ends_earlier_and_never_later(driver, ses
     assert began <= until[0] - HOUR // 2 < released
 
 
-def test_a_deadlock_undoes_all_of_a_transaction_and_it_is_said_again(driver, session):
+def test_transaction_is_rolled_back_and_repeated_after_a_deadlock(driver, session):
     """1213, unlike 1205, leaves nothing: the second try finds its place free, and its writes are there once."""
     records = [claimed(driver, "one"), claimed(driver, "two")]
     one, two = (f"scope = '{record.id.scope}' AND `key` = '{record.id.key}'" for record in records)

@@ -70,7 +70,7 @@ def test_both_databases_have_the_same_migrations():
     assert [one.label for one in sqlite.tables().migrations] == [one.label for one in postgres.tables().migrations]
 
 
-def test_up_makes_the_tables_and_says_what_it_ran(driver):  # R237
+def test_up_creates_tables_and_returns_applied_migrations(driver):  # R237
     schema = sqlite.tables()
     with pytest.raises(SchemaError, match="no oncekey tables"):
         drive(migrating.check(schema), driver.run)
@@ -104,7 +104,7 @@ def test_the_printed_script_makes_the_same_store(driver, path, tmp_path):
     other.close()
 
 
-def test_step_by_step_and_all_at_once_come_to_the_same(driver, path, tmp_path):
+def test_incremental_and_full_migration_give_the_same_schema(driver, path, tmp_path):
     tomorrow = extended(("pre", "CREATE TABLE oncekey_more (a INTEGER); CREATE INDEX oncekey_i ON oncekey_more (a);"))
     drive(migrating.up(sqlite.tables()), driver.run)
     drive(migrating.up(tomorrow), driver.run)
@@ -133,7 +133,7 @@ def test_a_migration_may_hold_a_trigger(driver):
     assert len(drive(migrating.up(more), driver.run)) == len(more.migrations)
 
 
-def test_what_older_code_could_not_live_with_waits(driver):
+def test_post_migration_waits_until_old_code_is_gone(driver):
     tomorrow = extended(("pre", "CREATE TABLE oncekey_a (a INTEGER)"), ("post", "DROP TABLE oncekey_a"))
 
     drive(migrating.up(sqlite.tables()), driver.run)
@@ -148,7 +148,7 @@ def test_what_older_code_could_not_live_with_waits(driver):
         drive(migrating.check(sqlite.tables()), driver.run)
 
 
-def test_a_store_that_was_made_otherwise_is_not_used(driver, path):
+def test_store_with_changed_migration_checksum_is_rejected(driver, path):
     schema = sqlite.tables()
     drive(migrating.up(schema), driver.run)
     driver.close()
@@ -164,7 +164,7 @@ def test_a_store_that_was_made_otherwise_is_not_used(driver, path):
     driver.close()
 
 
-def test_a_table_without_a_line_is_not_overwritten(driver, path):
+def test_existing_table_without_migration_row_is_not_overwritten(driver, path):
     change(path, "CREATE TABLE oncekey_record (a)")
 
     with pytest.raises(StoreError):
@@ -257,7 +257,7 @@ def test_a_store_with_records_keeps_them(driver, path):  # R237
     assert (found.response.status, found.response.body, found.request) == (402, b"\x00\xff", None)
 
 
-def test_what_the_old_table_refused_the_new_one_refuses(driver, path):  # R56
+def test_recreated_table_keeps_its_constraints(driver, path):  # R56
     """A table that is made anew could forget a constraint; only `counts_up` is meant to differ."""
     constraint = re.compile(r"CONSTRAINT (\w+) CHECK \((.*?)\)(?=,\n|\n\))", re.DOTALL)
 

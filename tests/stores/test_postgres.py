@@ -137,7 +137,7 @@ class TestCost:
         assert wal_records > 0
 
     @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
-    async def test_so_it_is_under_asyncio(self, dsn, statements, scheme):  # R66
+    async def test_first_claim_takes_one_statement_under_asyncio(self, dsn, statements, scheme):  # R66
         engine: AsyncEngine = wire.aconnect(dsn.replace("postgresql", scheme, 1))
         for is_new in (True, False):
             # A connection that was given back sends nothing more; asyncpg looks for a pooler once, on a new one.
@@ -195,7 +195,7 @@ class TestTraps:
         assert flows.find(engine, claim.id).record == before
 
     @pytest.mark.parametrize("finished", [True, False])
-    def test_duplicates_leave_the_row_as_it_is(self, engine, raw, finished):  # E3
+    def test_duplicates_do_not_modify_the_row(self, engine, raw, finished):  # E3
         claim = a_claim()
         lease = owned(engine, claim)
         if finished:
@@ -234,7 +234,7 @@ class TestTraps:
         assert verdict.code is Code.IN_PROGRESS
         assert verdict.record.incarnation == claim.incarnation
 
-    def test_the_one_statement_form_alone_would_find_nothing(self, dsn):  # E6
+    def test_single_claim_statement_misses_a_concurrent_commit(self, dsn):  # E6
         # Why the store looks again: without that second statement there would be no answer at all.
         claim, now = a_claim(), {"now": None}
         with psycopg.connect(dsn) as first, psycopg.connect(dsn) as second, ThreadPoolExecutor(1) as thread:
@@ -246,7 +246,7 @@ class TestTraps:
             assert waiting.result() == []
 
     @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-    def test_a_stricter_default_is_no_error(self, tables_dsn, own_raw, isolation):  # E5, R64
+    def test_stricter_default_isolation_level_causes_no_errors(self, tables_dsn, own_raw, isolation):  # E5, R64
         name = own_raw.info.dbname
         own_raw.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'".encode())
         claims = [a_claim() for _ in range(10)]
@@ -260,7 +260,7 @@ class TestTraps:
                 settled = list(threads.map(lambda _, w=winners[0]: flows.settle(engine, w.lease, answered()), range(8)))
                 assert all(one.ours for one in settled)
 
-    def test_answers_are_bytes_and_not_documents(self, engine, raw):  # E7
+    def test_response_body_is_stored_as_bytes(self, engine, raw):  # E7
         body = b'{"b":1e2,"a":"\\u0000","b":"\xff","a":1.0}'
         claim = a_claim()
         flows.settle(engine, owned(engine, claim), Completed(StoredResponse(200, (), body), Outcome.SUCCESS))
@@ -284,7 +284,7 @@ class TestTraps:
         assert verdict.lease.lease_until == verdict.record.created_at + claim.lease
 
     @pytest.mark.parametrize("settlement", [answered(), Retryable("x"), Doubtful("x"), Discarded()])
-    def test_a_zombie_writes_nothing(self, engine, clock, raw, settlement):  # E10, R53, F11
+    def test_owner_after_takeover_writes_nothing(self, engine, clock, raw, settlement):  # E10, R53, F11
         claim = a_claim()
         zombie = owned(engine, claim)
         clock.advance(LEASE)
@@ -401,7 +401,7 @@ class TestTables:
         if name in {"claim", "claim_kept"}:
             assert '"Conflict Arbiter Indexes": ["record_pkey"]' in plan
 
-    def test_what_a_record_needs_cannot_be_missing(self, raw):
+    def test_required_record_columns_are_not_nullable(self, raw):
         rows = raw.execute(
             "SELECT column_name, is_nullable FROM information_schema.columns"
             " WHERE table_schema = 'oncekey' AND table_name = 'record'"
@@ -442,7 +442,7 @@ class TestDurability:
         own_raw.execute(f"ALTER DATABASE {own_raw.info.dbname} SET synchronous_commit = off".encode())
         return tables_dsn
 
-    def test_every_write_that_is_answered_for_waits_for_the_disk(self, careless, clock, own_raw):
+    def test_every_acknowledged_write_is_synchronous(self, careless, clock, own_raw):
         with closing(wire.connect(careless, clock=clock)) as engine:
             claim = a_claim()
             zombie = owned(engine, claim)
@@ -474,7 +474,7 @@ class TestDurability:
         ]
         assert {row["setting"] for row in seen} == {"on"}
 
-    def test_so_does_a_business_transaction(self, careless):
+    def test_business_transaction_commits_synchronously(self, careless):
         with closing(wire.connect(careless)) as engine:
             lease = owned(engine, a_claim())
             transaction = engine.open()
@@ -485,7 +485,7 @@ class TestDurability:
         with psycopg.connect(careless) as other:
             assert other.execute("SHOW synchronous_commit").fetchone() == ("off",)
 
-    def test_a_heartbeat_need_not(self, careless, own_raw):
+    def test_heartbeat_does_not_wait_for_the_disk(self, careless, own_raw):
         with closing(wire.connect(careless)) as engine:
             lease = owned(engine, a_claim())
             own_raw.execute("TRUNCATE witness")

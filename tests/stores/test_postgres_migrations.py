@@ -112,7 +112,7 @@ def test_a_migration_may_hold_a_function(engine):
     assert drive(migrating.up(schema), engine.driver.run) == schema.migrations
 
 
-def test_a_store_that_was_made_otherwise_is_not_used(engine, postgres_dsn):
+def test_postgres_store_with_changed_checksum_is_rejected(engine, postgres_dsn):
     engine.migrate()
     with psycopg.connect(postgres_dsn) as connection:
         connection.execute("UPDATE oncekey.migration SET checksum = 'tampered'")
@@ -175,7 +175,7 @@ def test_code_of_the_first_version_runs_until_post(engine):  # R237
     drive(migrating.check(FIRST), engine.driver.run)
 
     drive(migrating.up(postgres.tables()), engine.driver.run)
-    with pytest.raises(SchemaError, match="0009_post_split, which may have taken away"):
+    with pytest.raises(SchemaError, match="0009_post_split, which may have removed"):
         drive(migrating.check(FIRST), engine.driver.run)
 
 

@@ -9,7 +9,7 @@ from harness.postgres import Installation, PostgresServer, installations
 
 
 @pytest.mark.parametrize("installation", installations(), ids=str)
-def test_the_file_shows_what_a_migrated_database_has(installation: Installation) -> None:
+def test_schema_file_matches_a_migrated_database(installation: Installation) -> None:
     stale = f"{FILE.name} is not what the migrations make: run `python -m tools.postgres_schema` and commit it"
     with PostgresServer(installation) as server:
         assert FILE.read_text(encoding="utf-8") == schema_of(server.create_database("shown")), stale

@@ -94,7 +94,7 @@ def settled(engine, body=b"done", **facts):
         ),
     ],
 )
-def test_every_form_is_understood(url, address):
+def test_every_redis_url_form_is_parsed(url, address):
     assert parse(url) == address
     assert wire.understand(url) == Address(Kind.REDIS, url, pool_size=address.pool_size)
 
@@ -117,7 +117,7 @@ def test_every_form_is_understood(url, address):
         ("redis+ring://h", "no driver ring for redis"),
     ],
 )
-def test_a_mistake_is_one_sentence(url, sentence):
+def test_invalid_redis_url_is_rejected_with_a_reason(url, sentence):
     with pytest.raises(ConfigurationError, match=sentence):
         Once(url)
 
@@ -125,7 +125,7 @@ def test_a_mistake_is_one_sentence(url, sentence):
 @pytest.mark.parametrize(
     "url", ["redis://u:S3cret@h:x", "redis://u:S3cret?x@h", "redis://S3cret:x", "redis+x://S3cret@h"]
 )
-def test_no_sentence_repeats_a_password(url):  # X8
+def test_redis_error_messages_hide_the_password(url):  # X8
     with pytest.raises(ConfigurationError) as raised:
         Once(url)
     assert "S3cret" not in str(raised.value)
@@ -135,12 +135,12 @@ def test_no_sentence_repeats_a_password(url):  # X8
 # What it is for
 
 
-def test_an_operation_has_to_say_that_little_is_at_stake():  # R184
+def test_redis_requires_low_stakes_on_every_operation():  # R184
     once = Once("redis://127.0.0.1:1")
 
     async def pay() -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"pay: Redis can forget .* say low_stakes=True") as raised:
+    with pytest.raises(ConfigurationError, match=r"pay: Redis can forget .* set low_stakes=True") as raised:
         once.protect(effects=INLINE, operation="pay")(pay)
     assert "\n" not in str(raised.value)
     with pytest.raises(ConfigurationError, match="low_stakes=True"):
@@ -153,7 +153,7 @@ def test_an_operation_has_to_say_that_little_is_at_stake():  # R184
 
 
 @pytest.mark.parametrize("effects", [LOCAL, OUTBOX])
-async def test_what_shares_no_transaction_is_refused_at_the_start(url, effects):
+async def test_transactional_effects_are_rejected_at_startup(url, effects):
     once = Once(url)
 
     @once.protect(effects=effects, operation="pay", low_stakes=True)
@@ -164,7 +164,7 @@ async def test_what_shares_no_transaction_is_refused_at_the_start(url, effects):
             pass
 
 
-async def test_parts_that_have_nothing_to_work_with_are_refused_at_the_start(url, caplog):
+async def test_features_without_store_support_are_rejected_at_startup(url, caplog):
     for spoiling, sentence in (
         (lambda once: once.topic("mail")(print), "topics need a store with an outbox"),
         (lambda once: once.resolver("pay")(lambda question: None), "resolvers and webhooks"),
@@ -202,7 +202,7 @@ def test_the_server_forgets_a_finished_key_an_hour_after_its_time(server, engine
     assert server.say("PEXPIRETIME", names_of(open_claim.id.scope, open_claim.id.key)[1][0]) == -1
 
 
-def test_what_the_server_has_forgotten_leaves_the_pages(server, engine, cells):
+def test_expired_record_is_removed_from_its_index(server, engine, cells):
     claim = settled(engine)
     _, (name, pages) = names_of(claim.id.scope, claim.id.key)
     server.say("DEL", name)  # as its expiry does
@@ -214,7 +214,7 @@ def test_what_the_server_has_forgotten_leaves_the_pages(server, engine, cells):
     assert isinstance(flows.begin(engine, again(claim), Policy()), Proceed)
 
 
-def test_a_write_takes_members_away_that_are_older_than_can_be(server, cells):
+def test_write_removes_outdated_index_members(server, cells):
     """Without a worker the pages would grow for ever."""
     cell = next(cell_of(one) for one in records(cells.look("", "")[1]) if one.state.value == "completed")
     pages = names_of(cell["scope"], cell["key"])[1][1]
@@ -232,7 +232,7 @@ def test_scripts_that_the_server_has_lost_are_sent_again(server, engine):
     settled(engine)
 
 
-def test_a_full_server_refuses_new_keys_and_ends_what_was_begun(server, engine):
+def test_full_server_rejects_new_keys_but_settles_existing_ones(server, engine):
     claim = a_claim()
     verdict = flows.begin(engine, claim, Policy())
     server.say("CONFIG", "SET", "maxmemory", 1)
@@ -290,7 +290,7 @@ async def test_a_cancelled_command_leaves_no_reply_to_the_next_one(server, url):
 START_AT = 1_800_000_000_000_000
 
 
-def test_nobody_there_is_no_doubt(url):
+def test_refused_connection_is_unavailable_and_not_ambiguous(url):
     cells = RedisCells("redis://127.0.0.1:1")
     cell = cell_of(next(iter(records(START_AT))))
     with pytest.raises(StoreUnavailableError) as raised:
@@ -324,7 +324,7 @@ def watched():
         yield both
 
 
-def test_a_write_that_no_replica_confirms_is_in_doubt(watched):
+def test_write_without_replica_confirmation_is_ambiguous(watched):
     engine = wire.connect(f"{watched.primary.url}?wait=1&wait_ms=100")
     before = settled(engine)
     begun = a_claim()
@@ -381,7 +381,7 @@ def test_the_doctor_reads_eviction_persistence_and_replication(server, url):
     assert found["replication"]["level"] == "error"
 
 
-def test_a_server_that_is_killed_keeps_what_it_acknowledged():
+def test_killed_server_keeps_acknowledged_writes():
     with StoringValkey() as own:
         engine = wire.connect(own.url)
         claims = [settled(engine) for _ in range(5)]

@@ -43,7 +43,7 @@ def primary_of(claim):
     return _SLOTS[names_of(claim.id.scope, claim.id.key)[0]] * 3 // SLOTS
 
 
-def test_a_cluster_whose_primary_is_killed_goes_on_without_it():
+def test_cluster_continues_after_its_primary_is_killed():
     with Cluster() as cluster:
         engine = wire.connect(f"{cluster.url}?wait=1&wait_ms=5000")
         waiting = wire.connect(cluster.url)
@@ -96,7 +96,7 @@ def test_sentinels_name_the_new_primary():
 
 
 @pytest.mark.parametrize("wait", [0, 1])
-def test_what_a_frozen_replica_did_not_get_is_forgotten_unless_it_is_waited_for(wait):
+def test_failover_loses_unreplicated_writes_unless_wait_is_set(wait):
     """What `docs/howto/redis.md` says can be lost, and that with WAIT nothing is that was acknowledged."""
     with pair() as both:
         engine = wire.connect(f"{both.primary.url}?wait={wait}&wait_ms=50")

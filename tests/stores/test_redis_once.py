@@ -80,7 +80,7 @@ class Shop:
         return call(self.app, "POST", path, headers={"idempotency-key": f'"{key}"'})
 
 
-async def test_a_request_is_executed_once_and_its_state_can_be_asked_for(url):  # R84, R87
+async def test_request_runs_once_and_status_is_available(url):  # R84, R87
     shop = Shop(url)
     async with shop.once.lifespan(shop.app):
         first, second = await shop.post("/notify"), await shop.post("/notify")
@@ -104,7 +104,7 @@ async def test_a_phased_handler_has_calls_and_values_and_no_phase(store, request
     assert refused.status == 500
 
 
-async def test_workers_end_what_nobody_came_back_for(url):
+async def test_workers_sweep_stale_keys_and_reap_old_ones(url):
     """The sweeper moves stale keys, the reaper removes old ones, and both are on the roll (R146, R171)."""
     shop = Shop(url)
     ended = time.time_ns() // 1000 - HOUR // 2  # after that of the reaper's grace, and before the server's
@@ -144,7 +144,7 @@ async def test_workers_end_what_nobody_came_back_for(url):
     assert any(presence.who in seen for seen in workers)
 
 
-async def test_an_operator_settles_what_is_unknown(url):
+async def test_operator_settles_an_unknown_outcome(url):
     shop = Shop(url)
     async with shop.once.lifespan(shop.app):
         await shop.post("/notify")
@@ -185,7 +185,7 @@ async def _all(engine):
     return (await adrive(engine.store.operate.search(Search(), 10), engine.driver.run)).records
 
 
-def test_the_same_from_threads(url):
+def test_function_runs_once_from_threads(url):
     once = Once(url)
 
     @once.function(effects=INLINE, key="order", operation="ship", low_stakes=True)
@@ -202,6 +202,6 @@ def test_the_same_from_threads(url):
 def test_the_console_needs_more_than_this_store_has():
     from oncekey.console import Console
 
-    with pytest.raises(ConfigurationError, match="nothing for operators to work with"):
+    with pytest.raises(ConfigurationError, match="this store does not support operator commands"):
         Console("redis://127.0.0.1:1", tokens="ann:read:0123456789abcdef0123456789abcdef")
     assert wire.declared(Kind.REDIS).store().survey is None

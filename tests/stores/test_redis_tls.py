@@ -59,7 +59,7 @@ async def test_one_server_serves_threads_and_asyncio(server):
 
 
 @pytest.mark.parametrize("missing", ["the server's", "the client's", "all"])
-def test_nothing_is_said_to_who_shows_the_wrong_certificate_or_none(server, missing, tmp_path):
+def test_invalid_certificate_is_unavailable_and_writes_nothing(server, missing, tmp_path):
     """And it is known that nothing was written."""
     other, key = (str(path) for path in certificate(tmp_path))
     files = {
@@ -74,7 +74,7 @@ def test_nothing_is_said_to_who_shows_the_wrong_certificate_or_none(server, miss
     cells.close()
 
 
-def test_a_cluster_is_followed_from_node_to_node():
+def test_tls_cluster_redirects_are_followed():
     with Cluster(TlsRedis, replicas=0) as cluster:
         # One node is named: where the others are, it says itself, with the ports that speak TLS.
         first, options = cluster.nodes[0], cluster.url.partition("?")[2]
@@ -109,7 +109,7 @@ def test_sentinels_name_the_primary():
         assert watched.primary.say("DBSIZE") == 2  # the record, and the page that it is on
 
 
-async def test_what_stands_in_front_of_another_store_is_asked_by_tls_too(server):
+async def test_shared_cache_connects_over_tls(server):
     line = RedisLine(server.url, 5.0, Breaker())
     kept = Command(REPLACE, b"front", b"value", 60_000_000)
     assert await line.ask((kept, Command(GET, b"front"))) == [b"OK", b"value"]

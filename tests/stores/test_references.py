@@ -40,7 +40,7 @@ def shop(request: pytest.FixtureRequest, postgres_dsn: str) -> RealShop:
     return shop
 
 
-async def test_a_row_may_refer_to_its_key_and_outlives_it(shop: RealShop) -> None:  # R31
+async def test_foreign_key_is_nulled_when_the_key_is_reaped(shop: RealShop) -> None:  # R31
     async with shop.open():
         shop.database.execute(offered())
         assert [(await shop.send()).status for _ in range(2)] == [201, 201]

@@ -107,7 +107,7 @@ def everything(store, driver):
     return {one: drive(store.find(one), driver.run).record for one in ids}
 
 
-def test_what_was_there_is_read_as_before(old, driver):  # R237
+def test_existing_records_stay_readable_after_the_split(old, driver):  # R237
     assert len(old) == 6 * 4 * 16
     assert {record.state for record in old.values()} == set(State)
 
@@ -119,7 +119,7 @@ def test_what_was_there_is_read_as_before(old, driver):  # R237
     assert everything(PostgresStore(), driver) == old
 
 
-def test_the_table_is_not_written_anew(old, driver, postgres_dsn):
+def test_split_does_not_rewrite_the_table(old, driver, postgres_dsn):
     """Only what has something to put aside is touched, and nobody waits for a large table."""
     node = "SELECT pg_relation_filenode('oncekey.record')"
     plain = "SELECT key, xmin, ctid FROM oncekey.record WHERE key LIKE '%-falsefalsefalsefalse' ORDER BY key"
@@ -131,7 +131,7 @@ def test_the_table_is_not_written_anew(old, driver, postgres_dsn):
 
 
 @pytest.mark.parametrize("until", [MigrationPhase.PRE, None], ids=["after pre", "after post"])
-def test_what_was_there_is_moved_as_before(old, driver, until):
+def test_existing_records_keep_their_content_in_transitions(old, driver, until):
     """Sweeps, take-overs, doubts and busts by this version; each keeps what the record had."""
     drive(migrating.up(postgres.tables(), only=until), driver.run)
     store = PostgresStore(clock=lambda: 100)
@@ -232,7 +232,7 @@ def test_the_older_applications_user_needs_no_rights_on_the_new_table(old, drive
             connection.execute(f"DROP ROLE {user}".encode())
 
 
-def test_a_process_that_migrates_at_its_start_leaves_older_ones_alone(old, driver, postgres_dsn):  # R237
+def test_migration_at_startup_keeps_old_processes_running(old, driver, postgres_dsn):  # R237
     with closing(wire.connect(postgres_dsn)) as engine:
         engine.migrate()
         engine.check()
@@ -293,7 +293,7 @@ def test_an_owner_that_waited_does_not_write_over_a_result(world, dsn):  # R53
     assert world.record(claim.id).memo == (ORDER, OTHER_CHARGE)
 
 
-def test_an_owner_that_waited_for_a_sweep_is_heard(world, dsn):  # row 6
+def test_waiting_owner_stores_its_result_after_a_sweep(world, dsn):  # row 6
     claim, lease = announced(world, REPEATABLE)
     world.advance(2 * LEASE)
     seen = world.record(claim.id)
@@ -304,7 +304,7 @@ def test_an_owner_that_waited_for_a_sweep_is_heard(world, dsn):  # row 6
     assert world.record(claim.id).memo == (ORDER, CHARGE)
 
 
-def test_an_owner_without_a_second_row_is_heard_after_a_sweep_that_made_one(world, dsn):
+def test_owner_without_work_row_settles_after_a_sweep(world, dsn):
     claim = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN)
     lease = world.owned(claim)
     assert lease.alone
@@ -359,7 +359,7 @@ def test_a_statement_that_waited_for_a_step_is_refused(world, dsn, verb):
     assert (found.memo, found.state, found.recovery_point) == (other, State.IN_PROGRESS, "other")
 
 
-def test_who_holds_a_record_holds_all_of_it(world, dsn):
+def test_hold_locks_both_rows_of_a_record(world, dsn):
     claim, lease = stepped(world)
     proof = {"scope": claim.id.scope, "key": claim.id.key, "incarnation": str(claim.incarnation), "fence": lease.fence}
     memo = (ORDER, MemoEntry("other", EntryKind.PHASE, "1"))
@@ -386,7 +386,7 @@ def test_who_holds_a_record_holds_all_of_it(world, dsn):
     assert world.record(claim.id).memo == memo
 
 
-def test_nobody_reads_one_row_without_the_other(world):
+def test_readers_see_both_rows_consistently(world):
     """The owner names each step as the record's recovery point; the memo must end with the same."""
     claim, lease = stepped(world)
     over = threading.Event()
@@ -414,7 +414,7 @@ def test_nobody_reads_one_row_without_the_other(world):
     assert torn == []
 
 
-def test_what_lies_beside_a_record_is_gone_with_it(world, dsn):
+def test_work_row_is_deleted_with_its_record(world, dsn):
     kept, lease = begun(world)
     world.settle(lease, answered())
     world.advance(10 * 24 * 3600 * 1_000_000)
@@ -427,7 +427,7 @@ def test_what_lies_beside_a_record_is_gone_with_it(world, dsn):
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+asyncpg", "postgresql+psycopg"])
-async def test_a_process_of_this_version_goes_on_over_post(driver, postgres_dsn, scheme):  # R237
+async def test_running_process_survives_the_post_migration(driver, postgres_dsn, scheme):  # R237
     """Its statements are prepared, and the columns go from under them."""
     drive(migrating.up(postgres.tables(), only=MigrationPhase.PRE), driver.run)
     store = PostgresStore()

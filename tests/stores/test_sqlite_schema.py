@@ -40,11 +40,11 @@ def connection(tmp_path):
     connection.close()
 
 
-def test_a_record_has_the_promised_columns_and_none_of_a_business():  # R56, R57
+def test_record_has_exactly_the_documented_columns():  # R56, R57
     assert set(COLUMNS) == PROMISED | OF_THE_PROTOCOL
 
 
-def test_the_columns_are_those_of_a_record(connection):  # R56
+def test_table_columns_match_the_record(connection):  # R56
     assert tuple(row[1] for row in connection.execute("PRAGMA table_info(oncekey_record)")) == COLUMNS
 
 
@@ -84,7 +84,7 @@ def test_a_value_of_another_type_is_refused(connection):
         connection.execute("UPDATE oncekey_record SET fence = 'one'")
 
 
-def test_a_record_has_its_name_to_itself(connection):
+def test_duplicate_key_is_rejected(connection):
     with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
         connection.execute("UPDATE oncekey_record SET key = 'done'")
 
@@ -112,6 +112,6 @@ def test_a_record_has_its_name_to_itself(connection):
         }
     ],
 )
-def test_what_every_record_has_cannot_be_missing(connection, column):  # R56
+def test_required_column_cannot_be_null(connection, column):  # R56
     with pytest.raises(sqlite3.IntegrityError, match="NOT NULL"):
         connection.execute(f"UPDATE oncekey_record SET {column} = NULL")

@@ -43,13 +43,13 @@ def purposes() -> dict[tuple[str, str], set[str]]:
 
 
 @pytest.mark.parametrize("path", SQL, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_statement_has_its_line(path: Path) -> None:
+def test_every_sql_statement_has_a_description(path: Path) -> None:
     lines = statements(path.read_text("utf-8"))
     wrong = {name: line for name, line in lines.items() if not SENTENCE.fullmatch(line) or len(line) > LONGEST_LINE}
     assert wrong == {}
 
 
-def test_a_statement_without_its_line_is_found() -> None:
+def test_missing_description_is_detected() -> None:
     assert statements("-- name: find\nSELECT 1;\n\n-- name: lost\n-- Read it.\nSELECT 2;\n") == {
         "find": "SELECT 1;",
         "lost": "-- Read it.",
@@ -57,19 +57,19 @@ def test_a_statement_without_its_line_is_found() -> None:
     assert not SENTENCE.fullmatch("SELECT 1;")
 
 
-def test_every_dialect_says_the_same() -> None:
+def test_descriptions_match_in_every_dialect() -> None:
     assert len(purposes()) > 200
     assert {named: lines for named, lines in purposes().items() if len(lines) > 1} == {}
 
 
-def test_a_line_cites_the_rows_of_the_table_that_the_statement_writes() -> None:
+def test_descriptions_cite_the_transition_rows() -> None:
     said = {name: line for (_, name), lines in purposes().items() for line in lines}
     cited = {name: {int(one) for one in re.findall(r"\d+", said[WRITTEN.get(name, name)])} for name in MOVES}
     assert cited == {name: {row.number for row in move.rows} for name, move in MOVES.items()}
 
 
 @pytest.mark.parametrize("store", ["postgres", "sqlite", "mariadb"])
-def test_no_line_is_sent(store: str) -> None:
+def test_descriptions_are_not_sent_to_the_server(store: str) -> None:
     package = f"oncekey.databases.{store}"
     shared = None if store == "postgres" else "oncekey.stores.onerow"
     loaded = load(package, *(FILES if shared is None else ONE_ROW), shared=shared)

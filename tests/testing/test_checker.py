@@ -94,7 +94,7 @@ def test_every_rule_is_looked_for() -> None:
     assert set(LOOKS) == set(Rule)
 
 
-def test_two_effects_in_one_life() -> None:
+def test_two_effects_in_one_incarnation_are_detected() -> None:
     twice = (effect("row", 8), effect("row again", 9))
 
     assert broken(but(business=twice)) == {Rule.ONE_EFFECT}
@@ -102,71 +102,71 @@ def test_two_effects_in_one_life() -> None:
     assert broken(but(ledger=(effect("charge", 9),))) == {Rule.ONE_EFFECT}
 
 
-def test_an_effect_that_was_undone_does_not_count() -> None:
+def test_undone_effect_does_not_count() -> None:
     assert broken(but(ledger=(effect("charge", 7, undone=True),))) == set()
 
 
-def test_a_black_box_that_does_it_twice_is_caught_too() -> None:
+def test_two_effects_are_detected_without_store_log() -> None:
     effects = (effect("charge", 8, incarnation=None), effect("charge again", 9, incarnation=None))
 
     assert broken(History(ledger=effects, operations=(op("first", 1, 10, incarnation=None),))) == {Rule.ONE_EFFECT}
 
 
-def test_a_success_without_an_effect() -> None:
+def test_success_without_effect_is_detected() -> None:
     assert broken(but(business=())) == {Rule.NO_LOST_ACK}
 
 
-def test_an_answer_that_its_record_forgot() -> None:
+def test_response_missing_from_its_record_is_detected() -> None:
     assert broken(but(records=(record("failed_retryable"),))) == {Rule.NO_LOST_ACK, Rule.TRUTH}
     assert broken(but(records=())) == {Rule.NO_LOST_ACK}
 
 
-def test_an_answer_that_its_record_changed() -> None:
+def test_response_changed_in_its_record_is_detected() -> None:
     assert broken(but(records=(record(body=b"other"),))) == {Rule.NO_LOST_ACK}
 
 
-def test_two_answers_in_one_life() -> None:
+def test_two_responses_in_one_incarnation_are_detected() -> None:
     other = op("retry", 11, 13, replayed=True, body=b"made otherwise")
 
     assert Rule.ONE_ANSWER in broken(but(operations=(GOOD.operations[0], other)))
 
 
-def test_two_answers_at_first_hand() -> None:
+def test_two_first_responses_are_detected() -> None:
     both = (op("first", 1, 10), op("second", 2, 11))
 
     assert broken(but(operations=both)) == {Rule.ONE_ANSWER}
 
 
-def test_an_effect_that_nobody_asked_for() -> None:
+def test_effect_without_a_request_is_detected() -> None:
     stranger = effect("charge", 8, fingerprint="body-c", incarnation=TWO)
 
     assert broken(but(ledger=(stranger,))) == {Rule.NO_PHANTOM}
 
 
-def test_an_effect_before_anybody_asked() -> None:
+def test_effect_before_its_request_is_detected() -> None:
     assert Rule.NO_PHANTOM in broken(but(business=(effect("row", 1),)))
 
 
-def test_a_failed_operation_that_did_something() -> None:
+def test_failed_operation_with_an_effect_is_detected() -> None:
     failed = op("first", 1, 10, ClientSaw.FAIL, code=Code.EXECUTION_FAILED)
     operations = (failed, *GOOD.operations[1:])
 
     assert broken(but(operations=operations)) == {Rule.NO_PHANTOM}
 
 
-def test_an_answer_to_another_request() -> None:
+def test_replay_to_another_request_is_detected() -> None:
     operations = (*GOOD.operations, op("other", 20, 21, replayed=True, fingerprint=B))
 
     assert Rule.NO_PHANTOM in broken(but(operations=operations))
 
 
-def test_an_effect_of_one_body_in_the_life_of_another() -> None:
+def test_effect_with_another_body_is_detected() -> None:
     operations = (*GOOD.operations, op("b", 1, None, ClientSaw.INFO, fingerprint=B))
 
     assert Rule.NO_PHANTOM in broken(but(operations=operations, business=(effect("row", 8, fingerprint=B),)))
 
 
-def test_an_operation_that_waits_for_itself() -> None:
+def test_operation_that_conflicts_with_itself_is_detected() -> None:
     """The insert is repeated under another name, and the request conflicts with its own first try."""
     waits = op("first", 1, 10, ClientSaw.FAIL, code=Code.IN_PROGRESS)
     history = History(operations=(waits,), writes=(write(2, "in_progress", operation="first"),))
@@ -174,7 +174,7 @@ def test_an_operation_that_waits_for_itself() -> None:
     assert broken(history) == {Rule.NO_PHANTOM}
 
 
-def test_an_owner_that_was_taken_over_may_be_told_to_wait() -> None:
+def test_owner_after_a_takeover_may_receive_in_progress() -> None:
     waits = op("first", 1, 10, ClientSaw.FAIL, code=Code.IN_PROGRESS)
     writes = (
         write(2, "in_progress", operation="first", lease_until=4),
@@ -194,7 +194,7 @@ def test_an_owner_that_was_taken_over_may_be_told_to_wait() -> None:
     ],
     ids=["in progress", "unknown", "executed", "another life"],
 )
-def test_an_operation_that_comes_after_an_answer_and_does_not_get_it(heard: Operation) -> None:
+def test_later_operation_without_the_stored_response_is_detected(heard: Operation) -> None:
     assert Rule.REAL_TIME in broken(but(operations=(*GOOD.operations, heard)))
 
 
@@ -208,11 +208,11 @@ def test_an_operation_that_comes_after_an_answer_and_does_not_get_it(heard: Oper
     ],
     ids=["replayed", "outage", "no reply", "at the same time"],
 )
-def test_what_may_be_heard_after_an_answer(heard: Operation) -> None:
+def test_allowed_responses_after_a_stored_response(heard: Operation) -> None:
     assert broken(but(operations=(*GOOD.operations, heard))) == set()
 
 
-def test_a_new_life_after_expiry_owes_nothing_to_the_old_one() -> None:
+def test_new_incarnation_after_expiry_is_independent() -> None:
     """TTL edge: the same key again, after its record expired and was reaped."""
     writes = (
         *GOOD.writes,
@@ -236,11 +236,11 @@ def test_a_new_life_after_expiry_owes_nothing_to_the_old_one() -> None:
     ],
     ids=["in flight", "unknown", "replayed"],
 )
-def test_another_body_while_the_record_lives(heard: Operation) -> None:
+def test_another_body_accepted_by_a_live_record_is_detected(heard: Operation) -> None:
     assert Rule.MISMATCH in broken(but(operations=(*GOOD.operations, heard)))
 
 
-def test_another_body_that_came_before_the_record_is_no_mismatch() -> None:
+def test_another_body_before_the_record_is_not_a_mismatch() -> None:
     early = op("b", 1, 5, ClientSaw.FAIL, code=Code.IN_PROGRESS, fingerprint=B)
 
     assert broken(but(operations=(*GOOD.operations, early))) == set()
@@ -257,16 +257,16 @@ ILLEGAL = {
         *GOOD.writes,
         write(20, None, 1, 2, proof=Proof.OWNER, proven_fence=1),
     ),
-    "failed_retryable -> in_progress took the fence from 1 to 1": (
+    "failed_retryable -> in_progress changed the fence from 1 to 1": (
         write(2, "failed_retryable"),
         write(3, "in_progress", 1, 2),
     ),
-    "in_progress -> unknown took the fence from 1 to 2": (
+    "in_progress -> unknown changed the fence from 1 to 2": (
         write(2, "in_progress", lease_until=2),
         write(3, "unknown", 2, 2),
     ),
-    "no row -> in_progress took the fence from 0 to 3": (write(2, "in_progress", 3),),
-    "in_progress -> in_progress took the version from 1 to 1": (
+    "no row -> in_progress changed the fence from 0 to 3": (write(2, "in_progress", 3),),
+    "in_progress -> in_progress changed the version from 1 to 1": (
         write(2, "in_progress"),
         write(3, "in_progress", 1, 1, proof=Proof.OWNER, proven_fence=1),
     ),
@@ -274,7 +274,7 @@ ILLEGAL = {
         write(2, "in_progress", lease_until=2),
         write(3, "in_progress", 2, 2, fingerprint=B),
     ),
-    "moved a record whose lease was not over": (write(2, "in_progress", lease_until=50), write(3, "in_progress", 2, 2)),
+    "moved a record with a live lease": (write(2, "in_progress", lease_until=50), write(3, "in_progress", 2, 2)),
     "ended a life before it expired": (*GOOD.writes, write(20, None, 1, 2, proof=Proof.VERSION, proven_version=2)),
     "completed, but it expires before its time to live has passed": (
         write(2, "in_progress"),
@@ -293,12 +293,12 @@ ILLEGAL = {
 
 
 @pytest.mark.parametrize(("sentence", "writes"), ILLEGAL.items(), ids=ILLEGAL.keys())
-def test_illegal_moves(sentence: str, writes: tuple[Write, ...]) -> None:
+def test_illegal_transitions_are_detected(sentence: str, writes: tuple[Write, ...]) -> None:
     """R78: what is not a row of TRANSITIONS is not a legal move, and its proof and its moment count."""
     assert sentence in sentences(Rule.LEGAL, writes)
 
 
-def test_a_clock_that_was_set_back_after_the_look_makes_nothing_wrong() -> None:
+def test_clock_set_back_after_a_read_is_no_violation() -> None:
     taken = write(3, "in_progress", 2, 2, seen_at=60)
 
     assert broken(History(writes=(write(2, "in_progress", lease_until=50), taken))) == set()
@@ -325,29 +325,29 @@ UNFENCED = {
 
 
 @pytest.mark.parametrize(("sentence", "writes"), UNFENCED.items(), ids=UNFENCED.keys())
-def test_writes_without_the_proof(sentence: str, writes: tuple[Write, ...]) -> None:
+def test_writes_without_proof_are_detected(sentence: str, writes: tuple[Write, ...]) -> None:
     assert sentence in sentences(Rule.FENCED, writes)
 
 
-def test_a_log_that_does_not_know_the_proofs_is_not_asked_for_them() -> None:
+def test_log_without_proofs_skips_the_proof_check() -> None:
     writes = tuple(replace(one, proof=None, proven_fence=None, proven_version=None) for one in GOOD.writes)
 
     assert broken(but(writes=writes)) == set()
 
 
-def test_an_answer_that_is_removed_too_early_by_a_clock_that_nobody_can_set() -> None:
+def test_response_deleted_too_early_by_the_store_clock_is_detected() -> None:
     """F41: the store's clock says that the time has come, and it has not."""
     reaped = write(5000, None, 1, 2, proof=Proof.VERSION, proven_version=2, elapsed=100)
 
     assert broken(History(writes=(*GOOD.writes, reaped))) == {Rule.KEPT}
 
 
-def test_what_is_seen_only_while_it_happens() -> None:
+def test_overlapping_handlers_and_waits_in_transactions_are_detected() -> None:
     for lapse, rule in ((Lapse.OVERLAP, Rule.ONE_RUNNER), (Lapse.HELD, Rule.EMPTY_HANDS)):
         assert broken(but(sightings=(Sighting(lapse, SCOPE, KEY, "first", 3),))) == {rule}
 
 
-def test_a_life_whose_time_is_over_binds_nobody() -> None:
+def test_expired_record_does_not_bind_later_operations() -> None:
     """In one commit nothing is written before the end, so the old row is there while its key is used anew."""
     writes = tuple(replace(one, expires_at=500) for one in GOOD.writes)
     late = op("late", 50, 60, kind=ClientSaw.FAIL, status=None, body=None, code=Code.IN_PROGRESS)
@@ -356,20 +356,20 @@ def test_a_life_whose_time_is_over_binds_nobody() -> None:
     assert Rule.REAL_TIME not in broken(but(writes=writes, operations=(*GOOD.operations, replace(late, latest=500))))
 
 
-def test_what_has_begun_denies_nothing() -> None:
+def test_record_with_started_steps_denies_no_effect() -> None:
     done = effect("payment", 5)
     told = replace(record("failed_retryable", status=None, body=None), begun=True)
     assert broken(History(business=(done,), records=(told,), healed=True)) <= {Rule.NO_PHANTOM}
 
 
-def test_what_is_left_unfinished_after_heal() -> None:
+def test_unfinished_record_after_healing_is_detected() -> None:
     assert broken(History(records=(record("in_progress"),), healed=True)) == {Rule.PROGRESS}
     assert broken(History(records=(record("unknown"),), healed=True)) == {Rule.PROGRESS}
     assert broken(History(records=(record("unknown", ticket=True),), healed=True)) == set()
     assert broken(History(records=(record("in_progress"),))) == set()
 
 
-def test_a_record_that_denies_what_was_done() -> None:
+def test_record_that_denies_an_effect_is_detected() -> None:
     operations = (op("first", 1, None, ClientSaw.INFO),)
     history = History(operations=operations, ledger=(effect("charge", 5),), records=(record("failed_retryable"),))
 
@@ -382,14 +382,14 @@ def test_rules_can_be_chosen() -> None:
     assert {one.rule for one in check(both, frozenset({Rule.ONE_EFFECT}))} == set()
 
 
-def test_keys_are_judged_each_for_itself() -> None:
+def test_keys_are_checked_independently() -> None:
     elsewhere = replace(effect("row", 8), key="another")
     asked = replace(op("there", 1, 10), key="another")
 
     assert check(but(operations=(*GOOD.operations, asked), business=(*GOOD.business, elsewhere))) == ()
 
 
-def test_a_violation_reads_as_a_sentence_with_its_story() -> None:
+def test_violation_text_contains_its_history() -> None:
     (violation,) = check(but(business=(effect("row", 8), effect("row again", 9))))
 
     text = str(violation)

@@ -49,13 +49,13 @@ async def charge(op: Operation) -> str:
     return op.downstream_key("charge")
 
 
-async def test_a_handler_runs_with_an_operation_of_the_tests_own() -> None:
+async def test_handler_runs_with_a_test_operation() -> None:
     rows: list[int] = []
     answer = await create_order(7, op=operation(connection=rows, attempt=2))
     assert (answer, rows) == ({"key": "test-key-0000000001", "scope": "test", "attempt": 2}, [7])
 
 
-async def test_what_a_request_would_have_had_can_be_chosen() -> None:
+async def test_operation_attributes_can_be_chosen() -> None:
     answer = await create_order(7, operation(key=None, scope="acme", connection=[]))
     assert (answer["key"], answer["scope"]) == (None, "acme")
 
@@ -74,7 +74,7 @@ async def test_downstream_keys_are_the_same_in_every_test() -> None:
     assert await charge(op=operation(seed=b"another")) != downstream_key(bytes(32), "charge")
 
 
-async def test_a_connection_that_was_not_given_is_missed() -> None:
+async def test_missing_connection_raises_configuration_error() -> None:
     with pytest.raises(ConfigurationError, match=r"op\.connection is for effects=LOCAL"):
         await create_order(7, op=operation())
 
@@ -116,7 +116,7 @@ async def charges(amount: int, *, key: str) -> Any:
     return {"id": key[:4], "amount": Decimal(amount)}
 
 
-async def test_steps_run_and_give_back_their_stored_form() -> None:
+async def test_steps_run_and_return_their_stored_values() -> None:
     rows: list[Any] = []
     op = operation(connection=rows)
     answer = await pay(7, charges, op=op)
@@ -136,7 +136,7 @@ async def test_a_resumed_handler_does_nothing_twice() -> None:
     assert (rows, again.calls, again.attempt) == ([7], [], 2)
 
 
-async def test_the_providers_no_and_a_call_that_was_not_made() -> None:
+async def test_rejected_and_not_executed_calls_resume_correctly() -> None:
     def declined(amount: int, *, key: str) -> None:
         raise RejectedError({"reason": "card"})
 
@@ -152,7 +152,7 @@ async def test_the_providers_no_and_a_call_that_was_not_made() -> None:
     assert (await pay(7, charges, op=op.resumed()))["number"] == 7
 
 
-async def test_a_call_of_which_nobody_knows_is_made_again_only_if_it_may_be() -> None:
+async def test_uncertain_call_is_repeated_only_if_repeatable() -> None:
     # H3: as on a server, with the same key or not at all
     def breaks(amount: int, *, key: str) -> None:
         raise TimeoutError
@@ -170,7 +170,7 @@ async def test_a_call_of_which_nobody_knows_is_made_again_only_if_it_may_be() ->
         op_blocking.resumed()
 
 
-async def test_mistakes_are_those_of_a_server() -> None:
+async def test_handler_mistakes_raise_the_same_errors_as_the_server() -> None:
     op = operation(connection=[])
     await op.phase("order", lambda rows: None)
     with pytest.raises(ConfigurationError, match="the step name 'order' is used twice"):
@@ -202,7 +202,7 @@ def test_a_blocking_handler_has_steps_too() -> None:
     assert list(op.steps) == ["order", "charge", "number"]
 
 
-async def test_what_is_left_to_a_worker_can_be_looked_at() -> None:
+async def test_emitted_and_deferred_messages_can_be_inspected() -> None:
     rows: list[Any] = []
     op = operation(connection=rows)
     await ship(op=op)

@@ -26,7 +26,7 @@ def completed(dsn: str) -> int:
     return 0 if row is None else int(row[0])
 
 
-def test_no_acknowledged_answer_is_lost_and_nothing_is_done_twice(tmp_path: Path) -> None:
+def test_failover_loses_no_response_and_repeats_no_effect(tmp_path: Path) -> None:
     with PostgresPair(installations()[-1]) as pair:
         dsn = pair.primary.create_database("torture")
         pair.await_applied()

@@ -29,9 +29,7 @@ async def _insert(dsn: str) -> None:
 
 
 @pytest.mark.parametrize(("loss", "rows"), [(Loss.COMMIT_REPLY, 1), (Loss.COMMIT_REQUEST, 0)])
-async def test_a_lost_commit_is_there_or_not_and_its_client_cannot_tell(
-    postgres_dsn: str, loss: Loss, rows: int
-) -> None:
+async def test_lost_commit_reply_raises_whether_or_not_it_was_applied(postgres_dsn: str, loss: Loss, rows: int) -> None:
     # F8
     async with Proxy(*address(postgres_dsn)) as proxy:
         through = Plan(postgres_dsn, 5, 1).url_through(proxy.port)
@@ -64,7 +62,7 @@ async def test_any_reply_can_be_lost_and_connections_cut(postgres_dsn: str) -> N
 
 
 @pytest.mark.parametrize(("loss", "rows"), [(Loss.COMMIT_REPLY, 1), (Loss.COMMIT_REQUEST, 0)])
-def test_the_same_on_mariadb(empty_mariadb: str, loss: Loss, rows: int) -> None:
+def test_repeated_mariadb_claim_after_a_lost_reply_is_exact(empty_mariadb: str, loss: Loss, rows: int) -> None:
     """F8: PyMySQL says 2013 either way, so a lost reply is ambiguous; what is stored says which it was."""
     store, claim = MariadbStore(), a_claim(f"lost-{rows}")
 
@@ -99,5 +97,5 @@ def test_the_same_on_mariadb(empty_mariadb: str, loss: Loss, rows: int) -> None:
         (b"\x07\0\0\x01\0\0", False),
     ],
 )
-def test_when_an_answer_of_mariadb_is_whole(reply: bytes, whole: bool) -> None:
+def test_mariadb_reply_parser_detects_complete_replies(reply: bytes, whole: bool) -> None:
     assert answered_mysql(reply) is whole

@@ -17,7 +17,9 @@ BODY = json.dumps(Wanted("c", 7).data()).encode()
 
 
 @pytest.mark.parametrize(("path", "folded"), [("/orders", False), ("/bookings", True)])
-async def test_a_commit_with_a_message_and_a_folded_one(path: str, folded: bool, tables_dsn: str) -> None:
+async def test_torture_shop_commits_once_with_or_without_a_folded_seal(
+    path: str, folded: bool, tables_dsn: str
+) -> None:
     with CuttingProxy.before(tables_dsn) as proxy:
         shop = Shop(Settings(through(tables_dsn, proxy.port), "http://127.0.0.1:1", "torture"))
         async with shop.once.lifespan(shop.app):

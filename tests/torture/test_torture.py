@@ -49,7 +49,7 @@ def surroundings(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": path, "COLUMNS": "200"}
 
 
-def test_sqlite_for_programs(tmp_path: Path) -> None:
+def test_torture_on_sqlite_reports_json(tmp_path: Path) -> None:
     # R116, R117, R125, R130, R246: S1-S4, S7-S10, S14-S16; processes that die, and a provider that fails
     done = run(tmp_path, "--store", "sqlite:///torture.db", "--seconds", "3", "--seed", "5", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -72,7 +72,9 @@ def test_sqlite_for_programs(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []  # neither the store that it made nor a temporary file
 
 
-def test_mariadb_and_mysql(tmp_path: Path, either_url: str, either_server: MariadbServer) -> None:
+def test_torture_on_mariadb_and_mysql_finds_no_violation(
+    tmp_path: Path, either_url: str, either_server: MariadbServer
+) -> None:
     # R75: the same shop, and a proxy that loses replies of COMMITs
     done = run(tmp_path, "--store", either_url, "--seconds", "5", "--seed", "7", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -84,7 +86,7 @@ def test_mariadb_and_mysql(tmp_path: Path, either_url: str, either_server: Maria
     assert either_server.say("SHOW TABLES LIKE '%torture%'", name) == ()
 
 
-def test_postgres_for_people(tmp_path: Path, postgres_dsn: str) -> None:
+def test_torture_on_postgresql_prints_a_table(tmp_path: Path, postgres_dsn: str) -> None:
     done = run(tmp_path, "--store", postgres_dsn, "--seconds", "5", "--seed", "7")
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("duplicates", "lost", "violations"):
@@ -97,7 +99,7 @@ def test_postgres_for_people(tmp_path: Path, postgres_dsn: str) -> None:
         assert connection.execute("SELECT to_regnamespace('oncekey_torture')").fetchone() == (None,)
 
 
-def test_redis_shares_no_transaction_and_is_tortured_all_the_same(tmp_path: Path) -> None:
+def test_torture_on_redis_finds_no_violation(tmp_path: Path) -> None:
     """Calls of PHASED handlers and INLINE ones; on a server that lives nothing is lost (docs/howto/redis.md)."""
     with StoringValkey() as server:
         done = run(tmp_path, "--store", server.url, "--seconds", "3", "--seed", "5", "--json")
@@ -112,7 +114,7 @@ def test_redis_shares_no_transaction_and_is_tortured_all_the_same(tmp_path: Path
         assert [name for name in server.say("KEYS", "oncekey:*") if not name.endswith(b":barrier")] == []
 
 
-def test_dynamodb_is_tortured_where_it_is_emulated(tmp_path: Path, dynalite: Any) -> None:
+def test_torture_on_emulated_dynamodb_finds_no_violation(tmp_path: Path, dynalite: Any) -> None:
     """Calls of PHASED handlers and INLINE ones, with leases of ten seconds: its clock goes by seconds."""
     few = ("--servers", "2", "--workers", "1", "--clients", "4")
     done = run(tmp_path, "--store", dynalite.url("tortured"), "--seconds", "2", "--seed", "5", *few, "--json")
@@ -123,13 +125,13 @@ def test_dynamodb_is_tortured_where_it_is_emulated(tmp_path: Path, dynalite: Any
     assert told["crashes"] + told["pauses"] > 0
 
 
-def test_a_table_of_the_services_is_not_tortured(tmp_path: Path) -> None:
+def test_torture_refuses_a_real_dynamodb_table(tmp_path: Path) -> None:
     done = run(tmp_path, "--store", "dynamodb://eu-central-1/keys", "--seconds", "2")
     assert done.returncode == 2
     assert "an emulator on this machine" in done.stderr
 
 
-def test_a_broken_application_is_found_out(tmp_path: Path) -> None:
+def test_torture_finds_double_effects_of_a_broken_application(tmp_path: Path) -> None:
     words = ("--store", "sqlite:///torture.db", "--seconds", "3", "--seed", "2", "--shop", "broken_shop")
     done = run(tmp_path, *words)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -154,26 +156,26 @@ def test_a_broken_application_is_found_out(tmp_path: Path) -> None:
         ({"workers": 0}, "--workers 0: must be 1 to 64"),
     ],
 )
-def test_what_cannot_be_run_is_said_in_a_sentence(settings: dict[str, Any], sentence: str) -> None:
+def test_torture_plan_rejects_invalid_settings(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(sentence)):
         Plan(**{"store": "sqlite:///x.db", "seconds": 5.0, "seed": 1, **settings})
 
 
-def test_a_plan_goes_through_its_proxy_and_shows_no_password() -> None:
+def test_torture_plan_uses_the_proxy_and_hides_the_password() -> None:
     plan = Plan("postgresql+asyncpg://u:secret@localhost:5433/x?pool_size=3&sslmode=require", 5, 1)
     assert plan.databases == (("localhost", 5433),)
     assert plan.url_through(99) == "postgresql+asyncpg://u:secret@127.0.0.1:99/x?pool_size=3&sslmode=disable"
     assert "secret" not in plan.command + plan.shown
 
 
-def test_an_application_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_torture_reports_why_an_application_did_not_start(tmp_path: Path) -> None:
     done = run(tmp_path, "--store", "sqlite:///x.db", "--shop", "no_such_shop")
     assert done.returncode == 2
     assert re.search(r"server-[12] did not start", done.stderr)
     assert "No module named 'no_such_shop'" in done.stderr
 
 
-def test_a_store_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_torture_refuses_a_store_with_records(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     engine = connect(url)
     engine.migrate()
@@ -190,7 +192,7 @@ def test_a_store_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGKILL])
-def test_however_it_ends_its_processes_end_with_it(tmp_path: Path, sign: signal.Signals) -> None:
+def test_torture_processes_end_with_their_parent(tmp_path: Path, sign: signal.Signals) -> None:
     words = ("--store", "sqlite:///torture.db", "--seconds", "60", "--seed", "1", "--servers", "1", "--workers", "1")
     process = subprocess.Popen(
         [*COMMAND, *words], cwd=tmp_path, env=surroundings(tmp_path), stderr=subprocess.PIPE, text=True

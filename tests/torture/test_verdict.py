@@ -83,18 +83,18 @@ def test_a_second_charge_is_a_duplicate() -> None:
     assert books.broken == {Rule.ONE_EFFECT, Rule.CONSERVED}
 
 
-def test_an_answer_without_its_charge_or_its_row_is_lost() -> None:
+def test_response_without_its_charge_or_row_is_a_lost_acknowledgement() -> None:
     books = Books(charges=[])
     assert books.broken == {Rule.NO_LOST_ACK, Rule.CONSERVED}
     assert Books(rows=[]).broken == {Rule.NO_LOST_ACK}
 
 
-def test_another_amount_or_another_charge_is_not_what_was_answered() -> None:
+def test_charge_that_differs_from_the_response_is_a_violation() -> None:
     assert Rule.CONSERVED in Books(charges=[Charge("ch_1", KEY, 101, 50)]).broken
     assert Books(charges=[Charge("ch_9", KEY, 100, 50)]).broken == {Rule.CONSERVED}
 
 
-def test_a_charge_that_no_record_tells_of() -> None:
+def test_charge_without_a_record_is_a_violation() -> None:
     books = Books(record=None, operations=[], rows=[], writes=[], deliveries={}, answered=True)
     assert Rule.CONSERVED in books.broken
 
@@ -107,11 +107,13 @@ def test_a_charge_that_no_record_tells_of() -> None:
         ({"d1": 1}, [{"key": KEY, "kind": "emit", "last_error": "x"}], {Rule.OUTBOX}),
     ],
 )
-def test_messages(deliveries: dict[str, int], dead: list[dict[str, Any]], rules: set[Rule]) -> None:
+def test_verdict_checks_message_deliveries_and_dead_letters(
+    deliveries: dict[str, int], dead: list[dict[str, Any]], rules: set[Rule]
+) -> None:
     assert Books(deliveries=deliveries, dead=dead).broken == rules
 
 
-def test_what_is_left_undone() -> None:
+def test_unfinished_work_violates_progress() -> None:
     assert Books(answered=False).broken == {Rule.PROGRESS}
     assert Books(parcels=[{"key": KEY, "topic": "t", "state": "ready"}]).broken == {Rule.EMPTY}
     assert [finding.rule for finding in stuck({KEY: "phased in_progress"})] == [Rule.PROGRESS]
@@ -120,7 +122,7 @@ def test_what_is_left_undone() -> None:
     assert Rule.PROGRESS in books.broken
 
 
-def test_unknown_is_for_what_nobody_can_know() -> None:
+def test_unknown_is_a_violation_if_the_provider_recognises_the_key() -> None:
     unheard = Operation("r1", SCOPE, KEY, "100 cents", 10, None, ClientSaw.INFO)
     books = Books(operations=[unheard], writes=[], deliveries={})
     books.kept(state=State.UNKNOWN, status=None, body=None, ticket=True)
@@ -131,7 +133,7 @@ def test_unknown_is_for_what_nobody_can_know() -> None:
     assert books.broken == {Rule.ONE_EFFECT}
 
 
-def test_an_answer_of_an_owner_that_was_taken_over() -> None:
+def test_response_of_a_superseded_owner_violates_fencing() -> None:
     books = Books()
     books.kept(attempts=2)
     assert books.broken == {Rule.FENCED}

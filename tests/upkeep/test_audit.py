@@ -19,7 +19,7 @@ def taken_up(world, owner="worker-7"):
     return claim, world.go(world.store.outbox.take_up(mine, owner, CALL, LEASE))
 
 
-async def test_a_workers_failures_are_in_the_audit(sql_world):
+async def test_the_audit_records_a_workers_failures(sql_world):
     """Try again, and then the dead letters: rows 26 and 27."""
     # R173
     world = sql_world
@@ -43,7 +43,7 @@ async def test_a_workers_failures_are_in_the_audit(sql_world):
     assert fences == sorted(set(fences))
 
 
-async def test_a_move_whose_reply_is_lost_has_its_line_once(world):
+async def test_a_sweep_with_a_lost_reply_is_audited_once(world):
     claim, _ = running(world, Effects.INLINE, Recovery.UNKNOWN)
     world.advance(LEASE + SWEEP_GRACE)
     world.lose_reply("sweep")
@@ -56,7 +56,7 @@ async def test_a_move_whose_reply_is_lost_has_its_line_once(world):
     assert len(notes_of(world, claim)) == 1
 
 
-async def test_a_history_is_one_keys_in_one_scope(world):
+async def test_a_history_covers_one_key_in_one_scope(world):
     claim, _ = running(world)
     running(world)
     world.advance(LEASE + SWEEP_GRACE)
@@ -66,7 +66,7 @@ async def test_a_history_is_one_keys_in_one_scope(world):
     assert world.go(world.store.audit.history(elsewhere)) == ()
 
 
-async def test_what_a_request_does_after_a_crash_is_in_the_audit(world):
+async def test_the_audit_records_requests_after_a_crash(world):
     """A take-over, a doubt and a new life, each with who and why; an ordinary claim and its answer are not."""
     # R173, ADR 0014
     ordinary = completed(world)
@@ -90,14 +90,14 @@ async def test_what_a_request_does_after_a_crash_is_in_the_audit(world):
     )
 
 
-async def test_without_an_audit_a_request_notes_nothing_and_stays_one_statement(world):
+async def test_a_takeover_with_audit_off_writes_no_audit_line(world):
     stale, _ = running(world)
     world.advance(LEASE)
     assert isinstance(world.begin(again(stale), Policy(audit=False)), Proceed)
     assert notes_of(world, stale) == ()
 
 
-async def test_who_loses_a_race_for_a_stale_key_leaves_no_line(world):
+async def test_the_loser_of_a_takeover_race_writes_no_audit_line(world):
     stale, _ = running(world)
     world.advance(LEASE)
     first = again(stale)

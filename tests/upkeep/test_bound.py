@@ -59,7 +59,7 @@ class Timed(Sweeper):
         return moved
 
 
-async def test_a_stuck_key_is_swept_within_its_lease_and_five_seconds_and_the_interval(url):  # R153, R256
+async def test_an_expired_lease_is_swept_within_grace_and_interval(url):  # R153, R256
     engine = aconnect(url)
     await engine.migrate()
     policy, delays = Policy(sweep_interval=INTERVAL / SECOND), Delays()

@@ -92,7 +92,7 @@ def test_postgres_uses_the_index(full, name):
     assert not scanned & {"record", "audit"}
 
 
-def test_a_page_of_the_sweeper_reads_no_more_than_what_is_running(full):
+def test_the_sweeper_index_holds_only_running_records(full):
     """The index has those in progress only, so its size is what runs now, whatever the table's is."""
     # R152 in part
     [[entries]] = full.execute("SELECT reltuples FROM pg_class WHERE relname = 'record_running'").fetchall()
@@ -112,7 +112,7 @@ def test_a_heartbeat_touches_no_index(full):
     assert before > 0
 
 
-def test_the_beginning_of_an_unfinished_key_is_looked_up(full):
+def test_prefix_search_of_unfinished_keys_uses_an_index(full):
     params = {"first": "key-12", "last": "key-13", "scope": None, "limit": 21}
     plan = explained(full, PostgresStore(), "find_open_keys", params)
     assert "record_key" in {node.get("Index Name") for node in plan}

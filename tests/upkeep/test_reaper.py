@@ -63,7 +63,7 @@ def one_of_each(world):
     }
 
 
-async def test_of_one_row_per_state_only_the_finished_ones_vanish(world, caplog):
+async def test_only_finished_expired_records_are_deleted(world, caplog):
     """All are long expired; R166 forbids to go by their age."""
     # R165, R166, R171, R216, R261, F3, row 18
     caplog.set_level(logging.INFO, "oncekey.worker")
@@ -90,7 +90,7 @@ async def test_of_one_row_per_state_only_the_finished_ones_vanish(world, caplog)
     assert dict(reaper.counts) == {"purged": 2, "parked": 2, "abandoned": 0, "notes": 0, "workers": 0}
 
 
-async def test_deferred_work_is_abandoned_only_if_nobody_ever_took_it(sql_world):
+async def test_deferred_work_is_abandoned_only_if_never_claimed(sql_world):
     """And its parcel goes in the same transaction, so that nobody is charged after hearing "failed"."""
     # R112, R167, R266 (E8), F30, O4, row 28
     world = sql_world
@@ -137,7 +137,7 @@ async def test_a_worker_that_takes_the_parcel_first_wins(sql_world):
     assert notes_of(world, claim) == ()
 
 
-async def test_a_record_that_moves_under_an_abandonment_keeps_its_parcel(sql_world):
+async def test_a_failed_abandonment_keeps_the_parcel(sql_world):
     """The parcel was deleted first: what does not fit is undone as a whole."""
     world = sql_world
     claim, parcel = pending(world)
@@ -150,7 +150,7 @@ async def test_a_record_that_moves_under_an_abandonment_keeps_its_parcel(sql_wor
     assert state_of(world, claim) is State.PENDING
 
 
-async def test_an_expired_record_has_a_grace(world):
+async def test_an_expired_record_is_kept_for_the_grace_period(world):
     claim = completed(world)
     reaper = a_reaper(world)
     world.advance(TTL + REAP_GRACE - 1)
@@ -161,7 +161,7 @@ async def test_an_expired_record_has_a_grace(world):
     assert state_of(world, claim) is None
 
 
-async def test_soft_expiry_marks_keeps_for_the_audits_time_and_then_deletes(world):
+async def test_soft_expiry_marks_records_and_deletes_them_after_audit_ttl(world):
     # R168, R174, row 29
     claim, retry = completed(world), retryable(world)
     policy = Policy(expiry_mode="soft", audit_ttl=5 * 24 * 3600)
@@ -178,7 +178,7 @@ async def test_soft_expiry_marks_keeps_for_the_audits_time_and_then_deletes(worl
     assert [to for _, to, _, _ in history_of(world, claim)][-1] is None
 
 
-async def test_what_is_marked_is_not_replayed_and_may_be_used_anew(world):
+async def test_a_marked_record_is_not_replayed_and_can_be_reused(world):
     # R161, R168
     claim = completed(world)
     world.advance(TTL + REAP_GRACE)
@@ -188,7 +188,7 @@ async def test_what_is_marked_is_not_replayed_and_may_be_used_anew(world):
     assert verdict.record.response is None
 
 
-async def test_hard_expiry_removes_what_was_once_marked(world):
+async def test_hard_expiry_deletes_marked_records(world):
     claim = completed(world)
     world.advance(TTL + REAP_GRACE)
     assert await a_reaper(world, Policy(expiry_mode="soft")).run_once() == 1
@@ -196,7 +196,7 @@ async def test_hard_expiry_removes_what_was_once_marked(world):
     assert state_of(world, claim) is None
 
 
-async def test_a_key_that_comes_back_never_meets_what_it_was(world):
+async def test_a_reused_key_never_sees_its_deleted_record(world):
     """Before the reaper, after it, and against an owner of the first life who is still about."""
     # R161, R163, F1
     claim, zombie = running(world)
@@ -217,7 +217,7 @@ async def test_a_key_that_comes_back_never_meets_what_it_was(world):
     assert [entry.note.incarnation for entry in notes_of(world, claim)] == [claim.incarnation]
 
 
-async def test_a_key_that_is_used_anew_between_the_look_and_the_deletion_stays(world):
+async def test_a_key_reused_during_reaping_is_kept(world):
     """The DELETE proves the version, and looks at state and expiry once more."""
     # R165
     claim = completed(world)
@@ -229,7 +229,7 @@ async def test_a_key_that_is_used_anew_between_the_look_and_the_deletion_stays(w
     assert [trigger for _, _, _, trigger in history_of(world, claim)] == [Trigger.SUPERSEDE]
 
 
-async def test_the_statement_that_deletes_looks_at_state_and_expiry_itself(world):
+async def test_the_delete_statement_checks_state_and_expiry(world):
     """Even a reaper that judged wrongly deletes nothing that is unfinished or not expired."""
     # R165, row 30
     claims = one_of_each(world)
@@ -243,7 +243,7 @@ async def test_the_statement_that_deletes_looks_at_state_and_expiry_itself(world
     assert gone == {"completed", "retryable"}
 
 
-async def test_a_resolved_record_is_not_born_expired(world):
+async def test_a_late_settlement_starts_a_full_ttl(world):
     """Late settlements count from when they were made (P6)."""
     # F2, R159
     claim, lease = running(world, deadline=10 * TTL, lease=10 * TTL)
@@ -269,7 +269,7 @@ async def test_purges_are_noted_and_the_audit_outlives_the_record(world):
         assert claim.id.key not in repr(entry)
 
 
-async def test_a_batch_has_one_line(world):
+async def test_a_deleted_batch_writes_one_audit_line(world):
     """Its transaction writes both: a batch that is undone has neither."""
     # R172, R173
     claims = [completed(world) for _ in range(7)]
@@ -280,7 +280,7 @@ async def test_a_batch_has_one_line(world):
     assert all(notes_of(world, claim) == () for claim in claims)
 
 
-async def test_the_audit_has_a_time_of_its_own_and_goes_in_batches(world):
+async def test_audit_lines_are_deleted_in_batches_after_audit_ttl(world):
     # R169, R173, R174
     claims = [completed(world) for _ in range(7)]
     world.advance(LONG)
@@ -299,7 +299,7 @@ async def test_the_audit_has_a_time_of_its_own_and_goes_in_batches(world):
     assert all(notes_of(world, claim) == () for claim in claims)
 
 
-async def test_it_goes_in_batches_and_rests_in_proportion_to_each(world):
+async def test_the_reaper_pauses_in_proportion_to_each_batch(world):
     # R169
     for _ in range(10):
         completed(world)
@@ -333,7 +333,7 @@ async def test_a_batch_that_times_out_is_halved_and_grows_again(world):
     assert sizes == [80, 40, 20, 40, 80]
 
 
-async def test_an_outage_is_reported_when_no_batch_is_small_enough(world):
+async def test_an_outage_is_raised_after_the_smallest_batch(world):
     completed(world)
     world.advance(LONG)
     reaper = a_reaper(world, Policy(reap_batch=20))
@@ -348,7 +348,7 @@ async def test_an_outage_is_reported_when_no_batch_is_small_enough(world):
     assert reaper.batch == 10
 
 
-async def test_rows_that_cannot_go_do_not_hide_those_that_can(sql_world):
+async def test_undeletable_rows_do_not_block_deletable_ones(sql_world):
     world = sql_world
     for _ in range(4):
         taken(world)  # pending, and not to be abandoned: first on every page
@@ -359,7 +359,7 @@ async def test_rows_that_cannot_go_do_not_hide_those_that_can(sql_world):
     assert {state_of(world, claim) for claim in claims} == {None}
 
 
-async def test_a_forward_jump_deletes_no_acknowledged_answer(world, caplog):
+async def test_a_forward_clock_jump_deletes_no_live_response(world, caplog):
     """The store's clock jumps by days: everything looks expired, and each answer still has its full time."""
     # A3, F41
     claim = completed(world)
@@ -380,7 +380,7 @@ async def test_a_forward_jump_deletes_no_acknowledged_answer(world, caplog):
     assert await reaper.run_once() == 1
 
 
-async def test_a_jump_back_and_forth_is_noticed_both_times(world):
+async def test_clock_jumps_in_both_directions_are_detected(world):
     claim = completed(world)
     start, passed = world.clock.now, 0
     watch = ClockWatch(wall=world.clock, boot=lambda: start + passed)
@@ -397,7 +397,7 @@ async def test_a_jump_back_and_forth_is_noticed_both_times(world):
     assert state_of(world, claim) is None
 
 
-async def test_a_host_whose_own_clock_is_wrong_deletes_nothing(world, caplog):
+async def test_a_host_with_a_wrong_clock_deletes_nothing(world, caplog):
     # A3
     claim = completed(world)
     world.advance(LONG)
@@ -428,14 +428,14 @@ def test_three_reapers_remove_each_record_once(world):
     assert all(len(notes_of(world, claim)) == 1 for claim in claims)
 
 
-async def test_without_an_audit_nothing_is_noted(world):
+async def test_the_reaper_writes_no_audit_lines_with_audit_off(world):
     claim = completed(world)
     world.advance(LONG)
     assert await a_reaper(world, Policy(audit=False)).run_once() == 1
     assert notes_of(world, claim) == ()
 
 
-async def test_it_stops_between_two_batches(world):
+async def test_the_reaper_stops_between_two_batches(world):
     completed(world)
     world.advance(LONG)
     reaper = a_reaper(world)
@@ -443,7 +443,7 @@ async def test_it_stops_between_two_batches(world):
     assert await reaper.run_once() == 0
 
 
-async def test_a_page_brings_no_answers(world):
+async def test_a_page_of_expired_records_contains_no_responses(world):
     """A batch of a thousand answers of a megabyte would be a gigabyte."""
     completed(world)
     world.advance(LONG)
@@ -463,7 +463,7 @@ async def test_live_keys_are_counted_by_scope_up_to_a_limit(world):
     assert world.go(world.store.upkeep.live_keys("shop|tenant-2", 10)) == 0
 
 
-def test_states_are_all_there():
+def test_these_tests_cover_every_record_state():
     """A state that is added has to be thought of here."""
     assert set(State) == {
         State.PENDING,

@@ -65,7 +65,7 @@ def everything(world):
 @pytest.mark.parametrize("trusted_for", [None, TTL - 1, TTL])
 @pytest.mark.parametrize("soft", [False, True])
 @pytest.mark.parametrize("past", [TTL + REAP_GRACE - 1, TTL + REAP_GRACE, LONG])
-def test_the_statements_move_exactly_what_the_rules_say(world, soft, trusted_for, past):  # R165, R166, rows 29, 30
+def test_the_statements_match_the_reaping_rules(world, soft, trusted_for, past):  # R165, R166, rows 29, 30
     marked_before = [completed(world, ttl=ttl) for ttl in (TTL // 2, TTL // 4)]
     world.advance(TTL // 2 + REAP_GRACE)
     early = Expired(REAP_GRACE, world.clock.now - REAP_GRACE, soft=True)
@@ -94,7 +94,7 @@ def test_the_statements_move_exactly_what_the_rules_say(world, soft, trusted_for
                 assert after == record
 
 
-def test_nothing_goes_by_an_instant_that_was_not_compared(world):
+def test_the_deletion_uses_the_compared_instant(world):
     """A store whose clock jumps between the look and the deletion deletes what was due before the jump, at most."""
     # A3, F41
     claim = completed(world)
@@ -105,7 +105,7 @@ def test_nothing_goes_by_an_instant_that_was_not_compared(world):
 
 
 @pytest.mark.parametrize("soft", [False, True])
-async def test_the_digests_in_the_audit_are_those_of_python(sql_world, soft):  # R173, R195
+async def test_audit_digests_in_sql_equal_those_of_python(sql_world, soft):  # R173, R195
     world = sql_world
     claims = [completed(world, key=key) for key in KEYS]
     world.advance(LONG)
@@ -145,11 +145,11 @@ def listening(run, said):
     return heard
 
 
-class TestBesideOthers:
+class TestConcurrentWriters:
     """PostgreSQL, where others write at the same time."""
 
     @pytest.mark.parametrize("sql_world", ["psycopg"], indirect=True)
-    async def test_what_somebody_else_has_locked_is_passed_by(self, sql_world, empty_dsn):
+    async def test_the_reaper_skips_locked_rows(self, sql_world, empty_dsn):
         # R254
         world = sql_world
         claims = [completed(world) for _ in range(5)]
@@ -163,7 +163,7 @@ class TestBesideOthers:
         assert [len(notes_of(world, claim)) for claim in claims] == [1] * 5
 
     @pytest.mark.parametrize("sql_world", ["psycopg"], indirect=True)
-    async def test_a_key_that_is_being_used_anew_is_neither_deleted_nor_noted(self, sql_world, empty_dsn):
+    async def test_a_key_being_reused_is_neither_deleted_nor_audited(self, sql_world, empty_dsn):
         world = sql_world
         claim = completed(world)
         world.advance(LONG)
@@ -220,8 +220,8 @@ class TestBesideOthers:
             assert ends[0].trigger in {Trigger.PURGE, Trigger.SUPERSEDE}
 
 
-class TestGoingOn:
-    async def test_a_reaper_that_was_stopped_is_gone_on_with(self, world):
+class TestResumingAReap:
+    async def test_a_second_reaper_continues_after_a_stopped_one(self, world):
         claims = [completed(world) for _ in range(25)]
         world.advance(LONG)
         first = a_reaper(world, Policy(reap_batch=4, audit="each"), sleep=Naps())
@@ -230,7 +230,7 @@ class TestGoingOn:
         assert await a_reaper(world, Policy(reap_batch=4, audit="each")).run_once() == 13
         assert all(len(notes_of(world, claim)) == 1 for claim in claims)
 
-    async def test_a_clock_that_jumps_in_the_middle_stops_it(self, world, caplog):  # A3
+    async def test_a_clock_jump_stops_a_running_reaper(self, world, caplog):  # A3
         for _ in range(20):
             completed(world)
         kept = completed(world, ttl=50 * TTL)
@@ -243,7 +243,7 @@ class TestGoingOn:
         assert "differ by 3600 s" in caplog.text
         assert state_of(world, kept) is State.COMPLETED
 
-    async def test_rows_that_are_left_keep_nobody_behind_them(self, world):
+    async def test_a_purge_continues_after_skipped_rows(self, world):
         """What may not go yet (here: its time is not proven) is passed, and the next batch begins behind it."""
         for _ in range(6):
             completed(world, ttl=3 * TTL)
@@ -272,7 +272,7 @@ def stopping(reaper, run, after):
     return counted
 
 
-def test_it_rests_until_its_rate_asks_for_the_next_batch():
+def test_batch_pauses_follow_the_configured_rate():
     # R169
     assert BatchRests().after(20_000, 1000) == pytest.approx(0.03)  # 1000 records may take 50 ms, and 20 are over
     assert BatchRests().after(12_500, 1000) == pytest.approx(0.0375)
@@ -280,7 +280,7 @@ def test_it_rests_until_its_rate_asks_for_the_next_batch():
     assert BatchRests(rate=40_000).after(10_000, 1000) == pytest.approx(0.015)
 
 
-def test_it_rests_as_long_as_a_batch_and_longer_when_the_store_becomes_slow():
+def test_batch_pauses_grow_when_the_store_slows_down():
     # R169
     assert BatchRests().after(60_000, 1000) == pytest.approx(SHORTEST_REST * 0.06)  # too slow for its rate
     assert BatchRests(usual=60.0).after(60_000, 1000) == pytest.approx(SHORTEST_REST * 0.06)
@@ -289,7 +289,7 @@ def test_it_rests_as_long_as_a_batch_and_longer_when_the_store_becomes_slow():
     assert BatchRests(usual=60.0).after(40_000, 0) == pytest.approx(SHORTEST_REST * 0.04)
 
 
-def test_a_store_that_stays_slow_is_reaped_as_before():
+def test_batch_pauses_recover_if_the_store_stays_slow():
     """Else one lucky batch would slow the reaper down for good, and it would never keep up."""
     rests = BatchRests(usual=1.0)
     share = [rests.after(60_000, 1000) / 0.06 for _ in range(150)]

@@ -21,7 +21,7 @@ async def connected(url):
     await engine.close()
 
 
-async def test_both_work_by_the_clock_of_a_real_store(tmp_path):
+async def test_sweeper_and_reaper_use_the_stores_clock(tmp_path):
     """No clock is given: the store's is SQLite's, the host's are the system's, and they agree."""
     async with connected(f"sqlite:///{tmp_path}/keys.db") as engine:
         stale = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, lease=1)

@@ -39,7 +39,7 @@ from upkeep.keeping import (
 
 
 @pytest.mark.parametrize("effects", [Effects.LOCAL, Effects.INLINE, Effects.PHASED, Effects.OUTBOX])
-async def test_a_lease_that_counts_as_failed_is_before_an_operator_at_once(world, caplog, effects):  # R147
+async def test_recovery_fail_hands_an_expired_lease_to_operators(world, caplog, effects):  # R147
     claim, _ = running(world, effects, Recovery.FAIL)
     world.advance(LEASE + SWEEP_GRACE)
     told = []
@@ -55,7 +55,7 @@ async def test_a_lease_that_counts_as_failed_is_before_an_operator_at_once(world
         assert world.go(world.store.reconcile.due(10)).records == ()
 
 
-async def test_a_stale_lease_means_what_the_records_own_effects_say(world):
+async def test_effects_and_recovery_decide_the_swept_state(world):
     """Rows 14 and 15, each effect and each recovery that a policy can have stored."""
     # R146, R147, R55, R142, R151
     local, _ = running(world)
@@ -98,7 +98,7 @@ async def test_a_stale_lease_means_what_the_records_own_effects_say(world):
     assert (record.owner, record.lease_until, record.fence) == (None, None, 1)  # the fence does not move (P1)
 
 
-async def test_a_phased_record_that_was_begun_too_often_is_unknown(world):
+async def test_a_phased_record_with_exhausted_attempts_becomes_unknown(world):
     # H6
     claim, lease = phased(world)
     step(world, lease)
@@ -107,7 +107,7 @@ async def test_a_phased_record_that_was_begun_too_often_is_unknown(world):
     assert state_of(world, claim) is UNKNOWN
 
 
-async def test_nobody_is_swept_before_the_grace_is_over(world):
+async def test_no_record_is_swept_within_the_grace_period(world):
     claims = [running(world)[0], running(world, Effects.INLINE, Recovery.UNKNOWN)[0]]
     sweeper = a_sweeper(world)
     world.advance(LEASE + SWEEP_GRACE - 1)
@@ -117,7 +117,7 @@ async def test_nobody_is_swept_before_the_grace_is_over(world):
     assert await sweeper.run_once() == 2
 
 
-async def test_a_heartbeat_keeps_a_live_one(world):
+async def test_a_renewed_lease_is_not_swept(world):
     """An operation of three leases and more is not swept, and its lease is no row of the index's order."""
     # R155
     claim, lease = running(world, Effects.INLINE, Recovery.UNKNOWN)
@@ -130,7 +130,7 @@ async def test_a_heartbeat_keeps_a_live_one(world):
     assert world.settle(lease, answered()).ours
 
 
-async def test_an_outbox_record_after_its_defer_is_not_the_sweepers(sql_world):
+async def test_the_sweeper_ignores_deferred_outbox_records(sql_world):
     """The parcel's lease is the only one (O1)."""
     # F32
     world = sql_world
@@ -147,7 +147,7 @@ async def test_an_outbox_record_after_its_defer_is_not_the_sweepers(sql_world):
     assert states(world, waiting=waiting, held=held) == {"waiting": State.PENDING, "held": State.IN_PROGRESS}
 
 
-async def test_a_swept_owner_may_still_settle_and_one_that_was_taken_over_may_not(world):
+async def test_a_swept_owner_may_settle_unless_superseded(world):
     # F11, F35
     late, late_lease = running(world, Effects.INLINE, Recovery.UNKNOWN)
     lost, lost_lease = running(world)
@@ -159,7 +159,7 @@ async def test_a_swept_owner_may_still_settle_and_one_that_was_taken_over_may_no
     assert states(world, late=late, lost=lost) == {"late": State.COMPLETED, "lost": State.IN_PROGRESS}
 
 
-async def test_a_write_between_the_look_and_the_move_wins(world):
+async def test_a_concurrent_write_wins_over_the_sweeper(world):
     """The sweeper proves the version that it read: a heartbeat or a settlement that comes first stays."""
     beating, beating_lease = running(world)
     world.advance(1)  # the older one is looked at first
@@ -208,7 +208,7 @@ def test_three_sweepers_move_each_record_once(world):
     assert {state_of(world, claim) for claim in claims} == {UNKNOWN}
 
 
-async def test_a_page_of_rows_that_cannot_be_moved_does_not_hide_the_rest(world):
+async def test_a_page_of_unsweepable_rows_does_not_block_the_rest(world):
     """Paging goes on behind what was looked at, whatever became of it."""
     # techniques 2.3
     hopeless = [running(world)[0] for _ in range(6)]
@@ -220,7 +220,7 @@ async def test_a_page_of_rows_that_cannot_be_moved_does_not_hide_the_rest(world)
     assert {state_of(world, claim) for claim in hopeless} == {State.IN_PROGRESS}
 
 
-async def test_every_key_that_is_moved_is_logged_counted_and_noted(world, caplog):  # R216
+async def test_every_swept_key_is_logged_counted_and_audited(world, caplog):  # R216
     # R150, R173
     claim, lease = running(world, Effects.INLINE, Recovery.UNKNOWN)
     world.advance(LEASE + SWEEP_GRACE)
@@ -237,7 +237,7 @@ async def test_every_key_that_is_moved_is_logged_counted_and_noted(world, caplog
     assert (entry.note.fence, entry.note.incarnation) == (lease.fence, claim.incarnation)
 
 
-async def test_without_an_audit_nothing_is_noted(world):
+async def test_the_sweeper_writes_no_audit_lines_with_audit_off(world):
     claim, _ = running(world)
     world.advance(LEASE + SWEEP_GRACE)
     assert await a_sweeper(world, Policy(audit=False)).run_once() == 1
@@ -254,7 +254,7 @@ async def test_a_sweeper_whose_clock_disagrees_with_the_stores_stops(world, capl
     assert "differ by 3600 s" in caplog.text
 
 
-async def test_after_a_jump_a_live_owner_has_a_whole_lease_to_be_heard(world):
+async def test_a_clock_jump_gives_live_owners_a_full_lease(world):
     """The store's clock jumps forward: every lease looks over, and nobody is dead."""
     # A3, F41
     claim, lease = running(world, Effects.INLINE, Recovery.UNKNOWN)
@@ -278,7 +278,7 @@ async def test_after_a_jump_a_live_owner_has_a_whole_lease_to_be_heard(world):
     assert states(world, claim=claim, dead=dead) == {"claim": State.COMPLETED, "dead": UNKNOWN}
 
 
-async def test_a_sweeper_that_fails_declares_nobody_dead_for_a_lease(world):
+async def test_a_failed_sweeper_waits_a_full_lease(world):
     """After an outage nobody could renew, so everybody looks dead (techniques 2.3, River #1321)."""
     claim, lease = running(world, Effects.INLINE, Recovery.UNKNOWN)
     other, _ = running(world)
@@ -300,7 +300,7 @@ async def test_a_sweeper_that_fails_declares_nobody_dead_for_a_lease(world):
     assert states(world, claim=claim, other=other) == {"claim": State.IN_PROGRESS, "other": FR}
 
 
-async def test_a_process_that_cannot_renew_its_own_leases_judges_nobody(world):
+async def test_an_unhealthy_process_sweeps_no_records(world):
     claim, _ = running(world)
     world.advance(LEASE + SWEEP_GRACE)
     well = False
@@ -313,7 +313,7 @@ async def test_a_process_that_cannot_renew_its_own_leases_judges_nobody(world):
     assert await sweeper.run_once() == 1
 
 
-async def test_a_lease_that_is_short_for_its_operation_is_warned_of(world, caplog):
+async def test_a_lease_too_short_for_its_operation_logs_a_warning(world, caplog):
     # R149
     for number in range(30):
         claim, lease = running(world, operation="slow" if number % 2 else "fast", deadline=10 * HOUR)
@@ -331,7 +331,7 @@ async def test_a_lease_that_is_short_for_its_operation_is_warned_of(world, caplo
     assert caplog.text == ""
 
 
-async def test_it_stops_between_two_pages(world):
+async def test_the_sweeper_stops_between_two_pages(world):
     for _ in range(5):
         running(world)
     world.advance(LEASE + SWEEP_GRACE)
@@ -340,13 +340,13 @@ async def test_it_stops_between_two_pages(world):
     assert await sweeper.run_once() == 0
 
 
-async def test_it_comes_every_minute(world):
+async def test_the_sweeper_runs_every_minute(world):
     # R148; tests/upkeep/test_bound.py measures the bound that follows from it
     assert a_sweeper(world).pace.pause(0, 1.0) == 60
 
 
 @pytest.mark.parametrize("world", ["sqlite", "psycopg"], indirect=True)
-async def test_a_record_that_cannot_be_read_keeps_nobody_from_the_others(world, caplog):
+async def test_an_unreadable_record_does_not_block_the_sweeper(world, caplog):
     unreadable, lease = phased(world)
     step(world, lease)
     local, _ = running(world)
@@ -362,6 +362,6 @@ async def test_a_record_that_cannot_be_read_keeps_nobody_from_the_others(world, 
     assert state_of(world, local) is State.FAILED_RETRYABLE
     told = [line.getMessage() for line in caplog.records if key_digest(unreadable.id.key) in line.getMessage()]
     assert len(told) == 1  # said once, and not at every round
-    assert "its memo is nothing that this version of oncekey writes" in told[0]
+    assert "its memo has a value that this version of oncekey does not write" in told[0]
     with pytest.raises(RecordUnreadableError):
         world.find(unreadable.id)

@@ -56,7 +56,7 @@ class Claims:
             return stop.value
 
 
-class TestSizes:
+class TestBatchSizes:
     async def test_batches_of_quick_calls_grow(self, shop):
         parcels, claims, told = many(shop, 60), Claims(), []
 
@@ -70,7 +70,7 @@ class TestSizes:
         assert (sorted(told), relay.ended) == (list(range(60)), {ParcelEnded.DELIVERED: 60})
         assert not any(map(shop.in_outbox, parcels))
 
-    async def test_of_slow_calls_no_more_is_claimed_than_can_be_begun_at_once(self, shop):
+    async def test_slow_calls_are_claimed_up_to_the_concurrency(self, shop):
         many(shop, 12)
         claims = Claims()
 
@@ -83,7 +83,7 @@ class TestSizes:
         assert set(claims.asked) == {3}
         assert relay.size == 3
 
-    async def test_a_size_that_has_become_too_large_shrinks(self, shop):
+    async def test_the_batch_size_shrinks_when_calls_slow_down(self, shop):
         many(shop, 40)
         claims, told = Claims(), []
 
@@ -98,7 +98,7 @@ class TestSizes:
         assert claims.asked[:4] == [2, 4, 8, 8]
         assert claims.asked[-2:] == [2, 2]
 
-    async def test_what_was_tried_before_is_claimed_with_care(self, shop):
+    async def test_retried_parcels_are_claimed_in_small_batches(self, shop):
         """A parcel that kills its worker each time must not take a whole batch to the dead letters with it."""
         tried = many(shop, 12)
         assert len(shop.claim(12)) == 12  # by a worker that dies
@@ -118,7 +118,7 @@ class TestSizes:
         # Two of those that were tried in each claim, whatever else there was.
         assert len([got for got in claims.got if got]) >= 6
 
-    async def test_as_soon_as_one_that_was_tried_before_is_over_the_next_is_claimed(self, shop):
+    async def test_the_next_retried_parcel_is_claimed_when_one_ends(self, shop):
         """And not after a look in vain, and the pause that follows it."""
         many(shop, 5)
         assert len(shop.claim(5)) == 5
@@ -146,7 +146,7 @@ class TestSizes:
         assert claims.careful[:2] == [2, 1]
         assert sorted(told) == [0, 1, 2, 3, 4]
 
-    async def test_the_next_batch_is_claimed_while_the_present_one_is_worked_on(self, shop):
+    async def test_the_next_batch_is_claimed_while_the_current_one_runs(self, shop):
         many(shop, 30)
         claims, running, gate = Claims(), [], asyncio.Event()
 
@@ -170,7 +170,7 @@ class TestSizes:
                 pass
         assert sorted(running) == list(range(30))
 
-    async def test_what_comes_just_as_the_last_hand_lets_go_is_worked_on(self, shop):
+    async def test_a_parcel_claimed_as_the_last_task_ends_is_delivered(self, shop):
         slow, last = f"{shop.topic}-slow", f"{shop.topic}-last"
         shop.put(shop.parcel(topic=slow), shop.parcel(topic=last, position=1))
         claimed, go_on, told = asyncio.Event(), asyncio.Event(), []
@@ -203,7 +203,7 @@ class TestSizes:
         assert relay.ended == {ParcelEnded.DELIVERED: 3}
 
 
-class TestOneOfMany:
+class TestIsolatedFailures:
     async def test_a_failure_concerns_its_parcel_only(self, shop):
         parcels = many(shop, 20)
 
@@ -222,7 +222,7 @@ class TestOneOfMany:
         assert {shop.in_outbox(parcel).last_error for parcel in left} == {"Busy"}
 
     @pytest.mark.parametrize("blocking", [False, True])
-    async def test_a_call_that_hangs_ends_after_its_time_and_the_others_are_delivered(self, shop, blocking):  # U1
+    async def test_a_hanging_call_times_out_and_others_are_delivered(self, shop, blocking):  # U1
         parcels = many(shop, 6)
         told, release = [], threading.Event()
 
@@ -250,7 +250,7 @@ class TestOneOfMany:
         assert relay.ended == {ParcelEnded.DELIVERED: 5, ParcelEnded.POSTPONED: 1}
         assert shop.in_outbox(parcels[0]).last_error == "CallTimeoutError"
 
-    async def test_an_outage_leaves_a_batch_to_its_leases(self, shop, caplog):
+    async def test_a_batch_waits_for_its_leases_after_an_outage(self, shop, caplog):
         parcels = many(shop, 5)
 
         @shop.topics.topic(shop.topic)
@@ -273,8 +273,8 @@ class TestOneOfMany:
         assert {held.parcel for held in shop.claim()} == set(parcels)
 
 
-class TestZombies:
-    async def test_a_batch_that_others_have_taken_is_not_acknowledged(self, shop):  # S8
+class TestLostLeases:
+    async def test_parcels_claimed_by_another_worker_are_not_acknowledged(self, shop):  # S8
         parcels = many(shop, 8)
         delivered, go_on = asyncio.Event(), asyncio.Event()
 
@@ -301,7 +301,7 @@ class TestZombies:
         gone = {parcel for parcel in parcels if shop.in_outbox(parcel) is None}
         assert gone == set(parcels) - {held.parcel for held in stolen}
 
-    async def test_what_has_waited_too_long_for_its_turn_is_not_begun(self, shop, caplog):
+    async def test_parcels_that_waited_too_long_are_released(self, shop, caplog):
         """Its call could outlast its lease: a second worker would call beside it."""
         parcels, told = many(shop, 6), []
         policy = Policy(outbox_lease=100)  # a call has 30 s, and 5 s to be written: it may begin for 65 s
@@ -322,7 +322,7 @@ class TestZombies:
             assert {one.parcel for one in held} == set(parcels[2:])
             assert {one.attempts for one in held} == {1}
 
-    async def test_a_relay_that_stood_still_begins_nothing_and_hands_back_nothing_of_others(self, shop):
+    async def test_a_suspended_relay_starts_and_releases_nothing(self, shop):
         many(shop, 4)
         told, calling, gate = [], asyncio.Event(), asyncio.Event()
 
@@ -347,7 +347,7 @@ class TestZombies:
 
 
 class TestStopping:
-    async def test_what_of_a_batch_was_not_begun_is_handed_back(self, shop):  # P5, F10
+    async def test_unstarted_parcels_are_released_when_stopping(self, shop):  # P5, F10
         parcels = many(shop, 9)
         begun, gate, said = [], asyncio.Event(), []
 
@@ -377,7 +377,7 @@ class TestStopping:
 
 
 class TestOrder:
-    async def test_two_relays_never_have_two_of_a_line_and_keep_its_order_over_failures(self, shop):
+    async def test_two_relays_keep_the_order_of_each_line(self, shop):
         lines = {shop.line(name): [f"{name}{n}" for n in range(12)] for name in "abcde"}
         for n in range(12):
             for line, words in lines.items():
@@ -400,7 +400,7 @@ class TestOrder:
             shop.world.advance(400 * SECOND)  # the longest pause before another attempt
         assert told == lines
 
-    async def test_a_line_moves_as_soon_as_its_head_is_acknowledged(self, shop):
+    async def test_a_line_advances_once_its_first_parcel_is_acknowledged(self, shop):
         """What stands behind a parcel in hand is looked for when that one is over, and not after a pause."""
         for n in range(5):
             shop.put(shop.parcel(order_by=shop.line("a"), payload=str(n)))
@@ -418,7 +418,7 @@ class TestOrder:
         assert told == [0, 1, 2, 3, 4]
 
 
-class TestCalls:
+class TestCallsWithoutAwait:
     """A function that awaits nothing is called without a task of its own."""
 
     @staticmethod
@@ -427,7 +427,7 @@ class TestCalls:
 
     MESSAGE = Message("t", None, "k", "d", 1, uuid.uuid4(), "s")
 
-    def test_which_functions_await_nothing(self):
+    def test_awaits_nothing_detects_coroutines_without_await(self):
         async def plain(_):
             return [n * n for n in range(3)]
 
@@ -456,7 +456,7 @@ class TestCalls:
         others = (waits, enters, loops, gathers, blocks, Called(), functools.partial(plain))
         assert not [one for one in others if awaits_nothing(one)]
 
-    def test_it_has_a_context_of_its_own(self):
+    def test_a_call_runs_in_its_own_context(self):
         seen = contextvars.ContextVar("seen", default=0)
 
         async def notify(_):
@@ -466,14 +466,14 @@ class TestCalls:
         assert [call_at_once(self.topic(notify), self.MESSAGE) for _ in range(2)] == [1, 1]
         assert seen.get() == 0
 
-    def test_a_cancellation_of_its_own_is_a_failure(self):
+    def test_a_cancelled_error_raised_by_a_call_is_a_failure(self):
         async def notify(_):
             raise asyncio.CancelledError
 
         with pytest.raises(CallBrokenError):
             call_at_once(self.topic(notify), self.MESSAGE)
 
-    async def test_long_runs_of_such_calls_let_others_have_a_turn(self, shop):
+    async def test_calls_without_await_yield_to_the_event_loop(self, shop):
         many(shop, 30)
         turns, told = [0], []
 

@@ -60,7 +60,7 @@ FORMS = {"thread": in_thread, "at once": at_once, "task": with_await}
 
 @pytest.mark.parametrize("raised", RAISED)
 @pytest.mark.parametrize("form", FORMS)
-async def test_a_message_whose_function_breaks_is_tried_again_and_the_others_are_delivered(shop, form, raised):
+async def test_a_message_with_a_broken_function_is_postponed(shop, form, raised):
     poison, others = shop.parcel(payload='"poison"'), [shop.parcel() for _ in range(5)]
     shop.put(poison, *others)
     shop.topics.topic(shop.topic)(FORMS[form](RAISED[raised]))
@@ -76,7 +76,7 @@ async def test_a_message_whose_function_breaks_is_tried_again_and_the_others_are
 @pytest.mark.parametrize("raised", RAISED)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("repeatable", "state"), [(True, State.PENDING), (False, State.UNKNOWN)])
-async def test_a_deferred_call_that_breaks_may_have_been_sent(shop, form, raised, repeatable, state):
+async def test_a_deferred_call_with_a_broken_function_is_uncertain(shop, form, raised, repeatable, state):
     poison, other = shop.deferred(payload='"poison"'), shop.deferred()
     shop.topics.topic(shop.topic, repeatable=repeatable)(FORMS[form](RAISED[raised]))
 
@@ -86,7 +86,7 @@ async def test_a_deferred_call_that_breaks_may_have_been_sent(shop, form, raised
     assert not relay._held
 
 
-async def test_a_place_that_was_not_given_back_is_found(shop, caplog):
+async def test_a_leaked_slot_is_detected_and_freed(shop, caplog):
     for _ in range(6):
         shop.put(shop.parcel())
     delivered = []
@@ -125,7 +125,7 @@ def raised_by(function, *arguments):
     return caught.value
 
 
-def test_the_end_of_the_process_is_not_contained():
+def test_process_exit_signals_are_raised_again():
     def end(*_):
         sys.exit(3)
 
@@ -138,7 +138,7 @@ def test_the_end_of_the_process_is_not_contained():
         contained(KeyboardInterrupt())
 
 
-async def test_the_cancellation_of_the_caller_is_not_contained():
+async def test_cancelling_the_caller_is_raised_again():
     begun = asyncio.Event()
 
     async def work():

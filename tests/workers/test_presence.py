@@ -38,7 +38,7 @@ async def until_seen(engine, count):
     raise AssertionError("nobody came")
 
 
-async def test_workers_in_the_application_are_on_the_roll(url):
+async def test_in_process_workers_are_listed_while_they_run(url):
     once = Once(url, migrate=True, workers=True)
     async with once.lifespan():
         engine = once.asynchronous()
@@ -53,7 +53,7 @@ async def test_workers_in_the_application_are_on_the_roll(url):
         await engine.close()
 
 
-async def test_a_beat_on_its_way_does_not_outlive_the_stop(url):
+async def test_a_pending_presence_beat_does_not_outlive_the_stop(url):
     engine = aconnect(url)
     await engine.migrate()
     here, go_on = asyncio.Event(), asyncio.Event()
@@ -78,7 +78,7 @@ async def test_a_beat_on_its_way_does_not_outlive_the_stop(url):
     await engine.close()
 
 
-async def test_a_store_that_is_away_at_the_stop_keeps_nobody_from_stopping(caplog):
+async def test_a_store_outage_does_not_block_stopping(caplog):
     async def run(transaction):
         raise StoreUnavailableError("gone")
 
@@ -89,7 +89,7 @@ async def test_a_store_that_is_away_at_the_stop_keeps_nobody_from_stopping(caplo
     assert "the row stays" in caplog.text
 
 
-async def test_two_processes_with_one_number_have_two_rows():
+async def test_two_workers_with_one_process_id_have_two_rows():
     # A container's process is number 1 on every host of the same name.
     engine = aconnect("memory:")
     for _ in range(2):
@@ -97,7 +97,7 @@ async def test_two_processes_with_one_number_have_two_rows():
     assert len(await roll(engine)) == 2
 
 
-async def test_the_reaper_forgets_who_died_long_ago(url):
+async def test_the_reaper_deletes_workers_that_died_long_ago(url):
     engine = aconnect(url)
     await engine.migrate()
     await adrive(engine.store.upkeep.beat("dead", ("relay",), -FORGOTTEN), engine.driver.run)
@@ -111,13 +111,13 @@ async def test_the_reaper_forgets_who_died_long_ago(url):
     await engine.close()
 
 
-def test_who_is_alive():
+def test_a_worker_is_alive_for_three_beats():
     worker = Worker("host:1:aa", ("relay",), 0, 100 * SECOND, 15 * SECOND)
     assert worker.is_alive(145 * SECOND)
     assert not worker.is_alive(145 * SECOND + 1)
 
 
-def test_the_calls_of_inline_handlers_are_read_from_their_code():
+def test_inline_calls_are_read_from_the_handlers_source():
     # An operator looks for them at the provider by the keys that are made from these names.
     once = Once("memory:")
 

@@ -28,7 +28,7 @@ def headers(record):
     return dict(record.response.headers)
 
 
-async def test_a_deferred_call_becomes_the_answer(shop):  # R125, R126, R132, O1
+async def test_the_result_of_a_deferred_call_becomes_the_response(shop):  # R125, R126, R132, O1
     parcel = shop.deferred(payload='{"amount": 7}')
     got = []
 
@@ -72,7 +72,7 @@ async def test_plain_functions_run_in_a_thread_and_return_plain_data(shop):
     ("value", "status", "body"),
     [({"reason": "no money"}, 422, b'{"reason":"no money"}'), (Reply(402, {"paid": False}), 402, b'{"paid":false}')],
 )
-async def test_a_final_no_is_an_answer_too(shop, value, status, body):  # H2
+async def test_a_rejected_deferred_call_stores_its_response(shop, value, status, body):  # H2
     parcel = shop.deferred()
 
     @shop.topics.topic(shop.topic)
@@ -87,7 +87,7 @@ async def test_a_final_no_is_an_answer_too(shop, value, status, body):  # H2
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 408])
-async def test_a_reply_that_says_not_now_is_no_answer(shop, status):  # R113: tried again where that is safe
+async def test_a_retryable_reply_postpones_the_call(shop, status):  # R113: tried again where that is safe
     parcel = shop.deferred()
     replies = [Reply(status, {"why": "busy"}, (("Retry-After", "30"),)), Reply(201, {"ok": True})]
 
@@ -107,7 +107,7 @@ async def test_a_reply_that_says_not_now_is_no_answer(shop, status):  # R113: tr
     assert (record.state, record.response.status) == (State.COMPLETED, 201)
 
 
-async def test_a_reply_that_says_not_now_leaves_what_may_not_be_repeated_in_doubt(shop):
+async def test_a_retryable_reply_to_a_nonrepeatable_call_is_unknown(shop):
     parcel = shop.deferred()
 
     @shop.topics.topic(shop.topic)
@@ -118,7 +118,7 @@ async def test_a_reply_that_says_not_now_leaves_what_may_not_be_repeated_in_doub
     assert shop.record(parcel).state is State.UNKNOWN
 
 
-async def test_a_message_whose_receiver_says_not_now_is_delivered_again(shop):  # R125
+async def test_a_message_with_a_503_reply_is_delivered_again(shop):  # R125
     shop.put(shop.parcel())
     replies = [Reply(503), Reply(204)]
 
@@ -134,7 +134,7 @@ async def test_a_message_whose_receiver_says_not_now_is_delivered_again(shop):  
     assert shop.claim() == ()
 
 
-async def test_what_was_not_sent_is_tried_again_and_not_before_it_was_asked_for(shop):  # H2, retry-after
+async def test_an_unsent_call_is_retried_after_its_retry_after(shop):  # H2, retry-after
     parcel = shop.deferred()
     calls = []
 
@@ -157,7 +157,7 @@ async def test_what_was_not_sent_is_tried_again_and_not_before_it_was_asked_for(
     assert shop.record(parcel).state is State.COMPLETED
 
 
-async def test_what_the_policy_proves_unsent_counts_as_unsent(shop):
+async def test_the_policy_hook_marks_a_call_as_not_sent(shop):
     parcel = shop.deferred()
 
     @shop.topics.topic(shop.topic)
@@ -171,7 +171,7 @@ async def test_what_the_policy_proves_unsent_counts_as_unsent(shop):
 
 @pytest.mark.parametrize("error", [Busy(), asyncio.CancelledError(), TimeoutError(), SystemExit(1)])
 @pytest.mark.parametrize("blocking", [False, True])
-async def test_an_uncertain_call_that_is_not_repeatable_is_nobodys_to_repeat(shop, error, blocking):  # H2, F31, row 27
+async def test_an_uncertain_nonrepeatable_call_becomes_a_dead_letter(shop, error, blocking):  # H2, F31, row 27
     if isinstance(error, SystemExit) and not blocking:
         error = Busy()  # in the event loop it would end the process, as it should
     parcel = shop.deferred()
@@ -196,7 +196,7 @@ async def test_an_uncertain_call_that_is_not_repeatable_is_nobodys_to_repeat(sho
     assert relay.ended == {ParcelEnded.PARKED: 1}
 
 
-async def test_a_repeatable_call_is_repeated_with_the_same_key_until_its_window_is_over(shop):  # F23, H3
+async def test_a_repeatable_call_is_repeated_until_its_window_ends(shop):  # F23, H3
     parcel = shop.deferred()
     keys = []
 
@@ -218,7 +218,7 @@ async def test_a_repeatable_call_is_repeated_with_the_same_key_until_its_window_
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-async def test_a_call_that_hangs_is_given_up_after_its_time(shop, blocking):  # U1
+async def test_a_hanging_deferred_call_times_out(shop, blocking):  # U1
     parcel = shop.deferred()
     begun, release = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
@@ -246,7 +246,7 @@ async def test_a_call_that_hangs_is_given_up_after_its_time(shop, blocking):  # 
     assert shop.dead(parcel).last_error == "CallTimeoutError"
 
 
-async def test_after_the_send_window_the_call_is_not_made(shop):  # U1, F34
+async def test_a_call_is_not_started_after_the_send_window(shop):  # U1, F34
     parcel = shop.deferred()
     calls = []
 
@@ -267,7 +267,7 @@ async def test_after_the_send_window_the_call_is_not_made(shop):  # U1, F34
     assert (shop.record(parcel).state, shop.record(parcel).intent) == (State.PENDING, None)
 
 
-async def test_a_result_that_cannot_be_stored_is_in_doubt(shop):  # H1, F26
+async def test_an_unstorable_deferred_result_is_unknown(shop):  # H1, F26
     parcel = shop.deferred()
 
     @shop.topics.topic(shop.topic, repeatable=True)
@@ -279,7 +279,7 @@ async def test_a_result_that_cannot_be_stored_is_in_doubt(shop):  # H1, F26
     assert (shop.record(parcel).state, shop.record(parcel).last_error) == (State.UNKNOWN, "result_not_storable")
 
 
-async def test_an_outage_does_not_lose_what_the_provider_said(shop):  # P7
+async def test_an_outage_does_not_lose_the_providers_reply(shop):  # P7
     parcel = shop.deferred()
     calls, outages = [], ["deferred_result", "deferred_result", "deliver"]
     shop.sleeps.short |= {0.05, 0.1, 0.2}
@@ -323,7 +323,7 @@ async def test_no_transaction_is_open_while_a_provider_is_called(shop):  # R131
 
 
 class TestMessages:
-    async def test_a_message_is_delivered_and_gone(self, shop):
+    async def test_a_delivered_message_is_removed_from_the_outbox(self, shop):
         (parcel,) = shop.put(shop.parcel(payload="[1]"))
         got = []
 
@@ -336,7 +336,7 @@ class TestMessages:
 
         assert (got, shop.in_outbox(parcel), relay.ended) == ([[1]], None, {ParcelEnded.DELIVERED: 1})
 
-    async def test_a_poison_message_ends_as_a_dead_letter_and_the_queue_goes_on(self, shop, caplog):  # R128, R129, R216
+    async def test_a_poison_message_becomes_a_dead_letter(self, shop, caplog):  # R128, R129, R216
         poison, *rest = shop.put(*(shop.parcel(position=n, payload=f'{{"n": {n}}}') for n in range(5)))
         told = []
 
@@ -360,7 +360,7 @@ class TestMessages:
         assert "4111 1111" not in caplog.text
         assert poison.record_id.key not in caplog.text
 
-    async def test_a_message_whose_worker_always_dies_is_not_tried_for_ever(self, shop):  # R128
+    async def test_a_message_that_kills_its_workers_becomes_a_dead_letter(self, shop):  # R128
         (parcel,) = shop.put(shop.parcel())
         for _ in range(3):
             shop.claim()
@@ -372,7 +372,7 @@ class TestMessages:
 
         assert (calls, shop.dead(parcel).last_error) == ([], "attempts_exhausted")
 
-    async def test_waits_grow_with_full_jitter_up_to_a_cap_or_as_asked(self, shop):
+    async def test_retry_delays_grow_with_jitter_or_follow_retry_after(self, shop):
         shop.put(shop.parcel())
         waits, asks = [], [None] * 11 + [7, "soon", True, float("nan"), -1, 1e9]
 
@@ -396,7 +396,7 @@ class TestMessages:
         assert waits[:11] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
         assert waits[11:] == [7.5, 150, 150, 150, 0.5, 3600.5]
 
-    async def test_parcels_are_worked_on_side_by_side_up_to_the_limit(self, shop):
+    async def test_parcels_run_concurrently_up_to_the_limit(self, shop):
         shop.put(*(shop.parcel(position=n) for n in range(7)))
         running, most, gate = set(), [], asyncio.Event()
 
@@ -420,7 +420,7 @@ class TestMessages:
         assert max(most) == 3
         assert relay.ended == {ParcelEnded.DELIVERED: 7}
 
-    async def test_acknowledgements_go_in_batches_and_what_waits_for_one_is_still_in_hand(self, shop):
+    async def test_acknowledgements_are_sent_in_batches(self, shop):
         shop.put(*(shop.parcel(position=n) for n in range(6)))
         shop.sleeps.short.clear()
         said, gate = [], asyncio.Event()
@@ -469,7 +469,7 @@ class TestStopping:
     """P5, F10: what has not begun is handed back, what has begun is waited for, and then left to its lease."""
 
     @pytest.mark.parametrize("kind", ["emit", "defer"])
-    async def test_what_was_claimed_and_not_begun_is_handed_back(self, shop, kind):
+    async def test_a_claimed_parcel_is_released_when_stopping(self, shop, kind):
         parcel = shop.deferred() if kind == "defer" else shop.put(shop.parcel())[0]
         calls = []
         shop.topics.topic(shop.topic)(calls.append)
@@ -482,7 +482,7 @@ class TestStopping:
         (held,) = shop.claim()
         assert (held.parcel, held.attempts) == (parcel, 1)
 
-    async def test_what_is_claimed_while_it_stops_is_handed_back(self, shop):
+    async def test_parcels_claimed_while_stopping_are_released(self, shop):
         parcels = shop.put(shop.parcel(), shop.parcel())
         calls = []
         shop.topics.topic(shop.topic)(calls.append)
@@ -501,7 +501,7 @@ class TestStopping:
         assert {one.parcel for one in held} == set(parcels)
         assert {one.attempts for one in held} == {1}
 
-    async def test_what_was_announced_and_not_called_is_taken_back(self, shop):
+    async def test_an_announced_call_is_withdrawn_when_stopping(self, shop):
         parcel = shop.deferred()
         calls, announced, go_on = [], asyncio.Event(), asyncio.Event()
         shop.topics.topic(shop.topic)(calls.append)
@@ -526,7 +526,7 @@ class TestStopping:
         (held,) = shop.claim()
         assert held.attempts == 1
 
-    async def test_an_open_call_is_waited_for(self, shop):
+    async def test_stopping_the_relay_waits_for_an_open_call(self, shop):
         parcel = shop.deferred()
         begun, answer = asyncio.Event(), asyncio.Event()
 
@@ -547,7 +547,7 @@ class TestStopping:
 
         assert shop.record(parcel).state is State.COMPLETED
 
-    async def test_after_the_grace_an_open_call_is_left_to_its_lease(self, shop, caplog):
+    async def test_a_call_open_after_the_grace_keeps_its_lease(self, shop, caplog):
         parcel = shop.deferred()
         calls, begun = [], asyncio.Event()
 
@@ -570,7 +570,7 @@ class TestStopping:
         await shop.work()
         assert (len(calls), shop.record(parcel).state) == (1, State.UNKNOWN)
 
-    async def test_messages_that_were_delivered_are_acknowledged_at_a_stop(self, shop):
+    async def test_delivered_messages_are_acknowledged_when_stopping(self, shop):
         (parcel,) = shop.put(shop.parcel())
         shop.sleeps.short.clear()
         told = asyncio.Event()

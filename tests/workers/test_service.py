@@ -70,7 +70,7 @@ async def running(tasks, test, **options):
         await run
 
 
-async def test_idle_looks_are_ever_rarer_and_work_is_followed_at_once():
+async def test_idle_polls_slow_down_and_work_resets_the_pause():
     task = Task([0, 0, 3, 2, 0])
 
     async def test(_, pauses):
@@ -87,11 +87,11 @@ async def test_idle_looks_are_ever_rarer_and_work_is_followed_at_once():
 
 
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 1.0), (0.5, 1.5), (1.0, 2.0)])
-def test_pauses_have_jitter(chance, pause):
+def test_poll_pauses_have_jitter_between_bounds(chance, pause):
     assert Pace().pause(40, chance) == pause
 
 
-async def test_a_commit_in_the_same_process_wakes_it():
+async def test_a_commit_in_the_same_process_wakes_the_service():
     task = Task()
 
     async def test(service, pauses):
@@ -105,7 +105,7 @@ async def test_a_commit_in_the_same_process_wakes_it():
     await running([task], test)
 
 
-async def test_a_wake_during_a_look_is_not_lost():
+async def test_a_wake_during_a_poll_is_not_lost():
     task = Task()
     inside, go_on = asyncio.Event(), asyncio.Event()
     look = task.run_once
@@ -128,7 +128,7 @@ async def test_a_wake_during_a_look_is_not_lost():
     await running([task], test)
 
 
-async def test_an_outage_and_a_bug_are_survived_and_told_without_their_texts(caplog):
+async def test_errors_in_a_task_are_logged_without_their_text(caplog):
     task = Task([StoreUnavailableError("secret dsn"), ValueError("secret card"), 1])
 
     async def test(_, pauses):
@@ -155,7 +155,7 @@ class Beats(Task):
 
 
 @pytest.mark.parametrize("error", [PanicException("secret card"), asyncio.CancelledError("secret"), SystemExit(1)])
-async def test_a_task_that_ended_is_logged_and_started_again_and_is_not_ready_meanwhile(caplog, error):
+async def test_a_crashed_task_is_logged_and_restarted(caplog, error):
     task, well, beats = Task([error, 1]), Task(), Beats()
 
     async def test(service, pauses):
@@ -180,7 +180,7 @@ async def test_a_task_that_ended_is_logged_and_started_again_and_is_not_ready_me
     assert "secret" not in caplog.text
 
 
-async def test_a_look_that_takes_too_long_is_not_ready():
+async def test_a_slow_poll_makes_the_service_not_ready():
     task = Task(pace=Pace(patience=0.0))
     inside, go_on = asyncio.Event(), asyncio.Event()
 
@@ -194,14 +194,14 @@ async def test_a_look_that_takes_too_long_is_not_ready():
     async def test(service, _):
         await inside.wait()
         assert not service.ready
-        assert report(service)["tasks"][task.name]["wrong"].startswith("a look has taken")
+        assert report(service)["tasks"][task.name]["wrong"].startswith("a round has taken")
         go_on.set()
         await until(lambda: service.ready)
 
     await running([task], test)
 
 
-async def test_a_stop_does_not_wait_for_what_swallows_its_cancellation(caplog):
+async def test_stopping_does_not_wait_for_a_task_that_ignores_cancellation(caplog):
     task, inside, let_go = Task(), asyncio.Event(), asyncio.Event()
 
     async def stubborn():
@@ -233,7 +233,7 @@ async def test_a_stop_does_not_wait_for_what_swallows_its_cancellation(caplog):
     await loop
 
 
-async def test_a_stop_ends_every_task_with_its_grace():
+async def test_stopping_passes_the_grace_to_every_task():
     tasks = [Task(), Task()]
 
     async def test(_, pauses):
@@ -244,7 +244,7 @@ async def test_a_stop_ends_every_task_with_its_grace():
     assert [task.stopped for task in tasks] == [[7], [7]]
 
 
-async def test_a_stop_before_the_start_is_a_stop():
+async def test_stopping_before_the_start_ends_the_run():
     task = Task()
     service = Service([task])
     service.wake()
@@ -255,7 +255,7 @@ async def test_a_stop_before_the_start_is_a_stop():
     assert task.stopped == [30.0]
 
 
-async def test_once_does_all_there_is_and_ends():
+async def test_once_runs_all_pending_work_and_ends():
     tasks = [Task([2, 1]), Task([4])]
 
     assert await Service(tasks).once() == Done(7, 0)
@@ -264,7 +264,7 @@ async def test_once_does_all_there_is_and_ends():
     assert [(task.looks, len(task.stopped)) for task in tasks] == [(4, 1), (3, 1)]
 
 
-async def test_once_goes_back_to_who_has_work_again():
+async def test_once_repeats_tasks_that_have_new_work():
     first, second = Task([1]), Task([1])
     look = second.run_once
 
@@ -278,7 +278,7 @@ async def test_once_goes_back_to_who_has_work_again():
     assert await Service([first, second]).once() == Done(7, 0)
 
 
-async def test_once_counts_what_failed_and_what_could_not_look(caplog):
+async def test_once_counts_failures_and_outages(caplog):
     failing, away, well = Task([2]), Task([StoreUnavailableError("gone"), 3]), Task([1])
     failing.failed = 2
 
@@ -288,7 +288,7 @@ async def test_once_counts_what_failed_and_what_could_not_look(caplog):
     assert "StoreUnavailableError" in caplog.text
 
 
-async def test_who_has_a_schedule_is_not_woken_by_a_commit() -> None:
+async def test_a_commit_does_not_wake_scheduled_tasks() -> None:
     """What a request has just committed is no business of a sweeper, and a resolver has its time."""
     assert Pace(30.0, 30.0).fixed
     assert not Pace().fixed

@@ -14,7 +14,7 @@ from oncekey.ops.tasks import NAMES, RECONCILER, TASKS
 from oncekey.workers.tasks import tasks_for
 
 
-async def test_an_application_with_work_for_each_task_runs_and_measures_every_task(tmp_path: Path) -> None:
+async def test_every_task_with_work_is_scheduled_and_measured(tmp_path: Path) -> None:
     once = Once(store=f"sqlite:///{tmp_path / 'shop.db'}", migrate=True)
 
     @once.topic("charge")
@@ -40,7 +40,7 @@ def test_the_help_describes_every_task() -> None:
     assert all(f"{task.name} {task.does}" in HELP for task in TASKS)
 
 
-def test_the_doctor_misses_every_task_that_the_store_has_work_for() -> None:
+def test_the_doctor_reports_missing_tasks_with_pending_work() -> None:
     stats = StoreStats(0, (), (Queue("charge", ParcelKind.DEFER, 1, 0, 0),), (), (Waiting("resumable", 1, 0),))
     roll = Roll(0, (Worker("host:1:aa", (), 0, 0, SECOND),))
     (_, missing) = doctor.workers(roll, stats)

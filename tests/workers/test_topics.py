@@ -29,29 +29,29 @@ JSON = (b"content-type", b"application/json")
         (Reply(201, 1, (("Location", "/o/1"),)), StoredResponse(201, (JSON, (b"location", b"/o/1")), b"1")),
     ],
 )
-def test_how_a_reply_is_stored(reply, stored):  # R90
+def test_a_reply_is_stored_with_status_headers_and_body(reply, stored):  # R90
     assert reply.stored(Policy()) == stored
 
 
-def test_a_reply_over_the_cap_is_a_tombstone_with_its_place():  # A4
+def test_an_oversized_reply_is_stored_without_its_body():  # A4
     reply = Reply(201, b"x" * 11, (("Location", "/o/1"), ("ETag", "1")))
 
     assert reply.stored(Policy(max_response_bytes=10)) == StoredResponse(201, ((b"location", b"/o/1"),), None)
 
 
 @pytest.mark.parametrize("body", [object(), float("nan"), {1, 2}, "\ud800"])
-def test_what_is_no_json_cannot_be_stored(body):  # H1
+def test_a_reply_that_is_not_json_raises(body):  # H1
     with pytest.raises(ResultNotStorableError):
         reply_of(body).stored(Policy())
 
 
 @pytest.mark.parametrize("status", [0, 102, 600])
-def test_a_reply_is_final(status):
+def test_a_reply_with_an_invalid_status_raises(status):
     with pytest.raises(ResultNotStorableError):
         Reply(status)
 
 
-def test_headers_are_text():
+def test_a_reply_header_that_cannot_be_encoded_raises():
     with pytest.raises(ResultNotStorableError):
         Reply(200, headers=(("Location", "/☃"),)).stored(Policy())
 
@@ -72,7 +72,7 @@ def test_once_registers_topics():
     assert "other" not in once.topics
 
 
-def test_a_window_is_a_time():  # H3
+def test_a_repeatable_window_may_be_a_timedelta():  # H3
     topics = Topics()
     topics.topic("a", repeatable=timedelta(minutes=5))(print)
 
@@ -80,18 +80,18 @@ def test_a_window_is_a_time():  # H3
 
 
 @pytest.mark.parametrize("name", ["", "x" * 101, "started", "finished", print])
-def test_names_that_are_none(name):
+def test_invalid_topic_names_are_rejected(name):
     with pytest.raises(ConfigurationError):
         Topics().topic(name)
 
 
 @pytest.mark.parametrize("window", [timedelta(0), timedelta(seconds=-1), 20, None])
-def test_windows_that_are_none(window):
+def test_invalid_repeatable_windows_are_rejected(window):
     with pytest.raises(ConfigurationError):
         Topics().topic("a", repeatable=window)
 
 
-def test_one_function_for_a_topic():
+def test_a_second_function_for_a_topic_is_rejected():
     topics = Topics()
     topics.topic("a")(print)
 
@@ -99,7 +99,7 @@ def test_one_function_for_a_topic():
         topics.topic("a")(repr)
 
 
-def test_a_message_does_not_show_what_it_carries():
+def test_the_repr_of_a_message_hides_its_content():
     from uuid import uuid4
 
     from oncekey.core.topics import Message

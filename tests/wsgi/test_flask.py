@@ -15,7 +15,7 @@ def headers(key: str | None = None) -> dict[str, str]:
     return {"Idempotency-Key": key or uuid.uuid4().hex}
 
 
-def test_a_view_in_a_class(small_shop: Shop) -> None:
+def test_a_class_based_flask_view_is_replayed(small_shop: Shop) -> None:
     client, sent = small_shop.flask().test_client(), headers()
     first = client.post("/orders/tea", headers=sent)
     again = client.post("/orders/tea", headers=sent)
@@ -24,7 +24,7 @@ def test_a_view_in_a_class(small_shop: Shop) -> None:
     assert (client.get("/orders/tea", headers=sent).data, small_shop.sold) == (b"looked at tea", ["tea"])
 
 
-def test_decorators_above_and_hooks_before(small_shop: Shop) -> None:
+def test_decorators_and_hooks_run_on_every_replay(small_shop: Shop) -> None:
     app = small_shop.flask()
     client, sent = app.test_client(), headers()
     for _ in range(2):
@@ -34,7 +34,7 @@ def test_decorators_above_and_hooks_before(small_shop: Shop) -> None:
     assert current.get() is None
 
 
-def test_what_is_raised_is_rolled_back_and_kept(small_shop: Shop) -> None:
+def test_an_aborted_flask_view_is_stored_without_rows(small_shop: Shop) -> None:
     # L6: a final no that was raised is stored without its rows
     app = small_shop.flask()
     app.register_error_handler(409, lambda error: ({"error": "sold out"}, 409))
@@ -46,7 +46,7 @@ def test_what_is_raised_is_rolled_back_and_kept(small_shop: Shop) -> None:
     assert small_shop.sold == []
 
 
-def test_an_error_that_reaches_the_server(small_shop: Shop) -> None:
+def test_an_error_raised_in_testing_mode_rolls_back(small_shop: Shop) -> None:
     app = small_shop.flask()
     app.testing = True  # then nobody makes a page of it
     client, sent = app.test_client(), headers()
@@ -56,7 +56,7 @@ def test_an_error_that_reaches_the_server(small_shop: Shop) -> None:
     assert (small_shop.sold, client.post("/local", json=order, headers=sent).status_code) == ([], 201)
 
 
-def test_answers_that_are_not_kept(small_shop: Shop) -> None:
+def test_large_responses_and_event_streams_are_not_stored(small_shop: Shop) -> None:
     # A4: a large answer is sent once, and then it is said that it was; a stream of events is refused
     client, sent = small_shop.flask().test_client(), headers()
     assert len(client.post("/orders/large", headers=sent).data) == 3_000_000

@@ -60,7 +60,7 @@ def gunicorn(url: str, kind: str, *, preload: bool) -> Iterator[Gunicorn]:
 
 
 @pytest.mark.parametrize("preload", [False, True], ids=["import in each", "preload"])
-def test_workers_that_were_forked(url: str, kind: str, *, preload: bool) -> None:
+def test_forked_workers_share_no_connections(url: str, kind: str, *, preload: bool) -> None:
     # Connections are made after the fork: neither the parent's nor a sibling's is ever used
     with gunicorn(url, kind, preload=preload) as served:
         seen: dict[int, set[int | None]] = {}
@@ -89,7 +89,7 @@ def test_workers_that_were_forked(url: str, kind: str, *, preload: bool) -> None
         assert len(backends) == len(set(backends))
 
 
-def test_forked_while_the_parent_is_busy(tables_dsn: str) -> None:
+def test_forking_while_the_parent_holds_a_connection_works(tables_dsn: str) -> None:
     # The only place in the pool is taken for ever, as far as a child could know that believed in its parent's pool
     url = tables_dsn.replace("postgresql://", "postgresql+psycopg://")
     execute(url, TABLE)

@@ -36,7 +36,7 @@ def closing(shop: Shop) -> Iterator[Shop]:
     shop.once.blocking().close()
 
 
-def test_the_status_of_a_key(shop: Shop, kind: str) -> None:
+def test_the_wsgi_status_resource_reports_key_states(shop: Shop, kind: str) -> None:
     # R29, R84
     with served(shop.application(kind)) as port:
         key = new_key()
@@ -54,7 +54,7 @@ def test_the_status_of_a_key(shop: Shop, kind: str) -> None:
     assert (where, doubt.json()["state"]) == (f"{STATUS}/{key}", "unknown")
 
 
-def test_the_status_while_it_runs(shop: Shop, kind: str) -> None:
+def test_the_wsgi_status_of_a_running_key_is_in_progress(shop: Shop, kind: str) -> None:
     # L8, F21: LOCAL in one commit has no row yet
     key = new_key()
     with served(shop.application(kind)) as port:
@@ -69,14 +69,14 @@ def test_the_status_while_it_runs(shop: Shop, kind: str) -> None:
     assert (seen.status, seen.json()["state"]) == (200, "in_progress")
 
 
-def test_the_status_while_the_store_is_down(kind: str) -> None:
+def test_the_wsgi_status_returns_503_during_an_outage(kind: str) -> None:
     shop = Shop("postgresql+psycopg://nobody@127.0.0.1:1/none")
     with served(shop.application(kind)) as port:
         reply = send(port, f"{STATUS}/{new_key()}", key=None, method="GET")
     assert (reply.status, reply.json()["code"]) == (503, "idempotency_store_unavailable")
 
 
-def test_an_answer_from_memory(url: str, kind: str) -> None:
+def test_the_replay_cache_serves_a_deleted_record(url: str, kind: str) -> None:
     # Filled by what was read from the store, and given although the store has forgotten it
     table = "oncekey_record" if url.startswith("sqlite") else "oncekey.record"
     cached_by = Policy(replay_cache=timedelta(minutes=5))
@@ -90,7 +90,7 @@ def test_an_answer_from_memory(url: str, kind: str) -> None:
     assert (cached.body, other.status, shop.runs) == (first.body, 422, ["local"])
 
 
-def test_twelve_threads_fill_and_ask_the_memory(url: str) -> None:
+def test_twelve_threads_share_the_replay_cache(url: str) -> None:
     cached_by = Policy(replay_cache=timedelta(minutes=5))
     with closing(Shop(url, policy=cached_by)) as shop, served(shop.application("plain")) as port:
         keys = [new_key() for _ in range(3)]
@@ -119,7 +119,7 @@ def second(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_new_keys_and_lookups_per_second(url: str, kind: str, second: SimpleNamespace) -> None:
+def test_rate_limits_apply_to_new_keys_and_lookups(url: str, kind: str, second: SimpleNamespace) -> None:
     # R187, R188: who is known is answered however many there are
     limited = Policy(max_new_keys_per_second=2, max_lookups_per_second=1)
     with closing(Shop(url, policy=limited)) as shop, served(shop.application(kind)) as port:
@@ -136,7 +136,7 @@ def test_new_keys_and_lookups_per_second(url: str, kind: str, second: SimpleName
     assert len(shop.sold) == 4
 
 
-def test_a_counter_that_cannot_be_used_is_found_at_the_first_request(tmp_path: Any) -> None:
+def test_an_unusable_limits_storage_fails_the_startup(tmp_path: Any) -> None:
     policy = Policy(max_new_keys_per_second=1, limits_storage="nowhere://user:secret@host")
     once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True, policy=policy)
     with pytest.raises(ConfigurationError, match="limits_storage") as raised:
@@ -146,7 +146,7 @@ def test_a_counter_that_cannot_be_used_is_found_at_the_first_request(tmp_path: A
 
 
 @pytest.mark.parametrize("bound", [BindTo.PRINCIPAL, BindTo.TOKEN])
-def test_keys_that_are_bound_to_whoever_made_them(tmp_path: Any, bound: BindTo) -> None:
+def test_bind_to_separates_principals_under_wsgi(tmp_path: Any, bound: BindTo) -> None:
     # R29: in the same tenant, too, and for the status as for the answer
     once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True, policy=Policy(bind_to=bound))
     app = flask.Flask("shop")
@@ -185,7 +185,7 @@ async def complete(once: Once) -> int:
         await once.stop()
 
 
-def test_a_completer_goes_on_in_the_clients_stead(shop: Shop, kind: str) -> None:
+def test_a_completer_resumes_a_wsgi_request(shop: Shop, kind: str) -> None:
     # H7, R120
     key, order = new_key(), {"item": "t\u00e4a", "does": "stumble"}
     with served(shop.application(kind)) as port:
@@ -198,7 +198,7 @@ def test_a_completer_goes_on_in_the_clients_stead(shop: Shop, kind: str) -> None
     assert (len(shop.charges), len(shop.runs)) == (1, 2)
 
 
-def test_workers_of_the_same_process(url: str, kind: str) -> None:
+def test_in_process_workers_resume_wsgi_requests(url: str, kind: str) -> None:
     # `workers=True` under WSGI: an event loop beside the threads
     key, order = new_key(), {"item": "tea", "does": "stumble"}
     with closing(Shop(url, workers=True, policy=Policy(complete_interval=timedelta(seconds=0.2)))) as shop:
@@ -216,7 +216,7 @@ def test_workers_of_the_same_process(url: str, kind: str) -> None:
         assert not shop.once._aside._thread.is_alive()
 
 
-def test_in_whose_name_it_goes_on(tmp_path: Any) -> None:
+def test_a_completer_resumes_as_the_wsgi_principal(tmp_path: Any) -> None:
     once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True)
     app, names = flask.Flask("shop"), []
 
@@ -244,7 +244,7 @@ def test_in_whose_name_it_goes_on(tmp_path: Any) -> None:
     once.blocking().close()
 
 
-def test_a_handler_of_a_class_is_found(tmp_path: Any) -> None:
+def test_app_of_finds_class_based_handlers(tmp_path: Any) -> None:
     shop = Shop(f"sqlite:///{tmp_path}/shop.db")
     shop.flask()
     other = flask.Flask("other")

@@ -29,7 +29,7 @@ def new_key() -> str:
     return uuid.uuid4().hex
 
 
-def test_twelve_threads_on_one_key(shop: Shop, kind: str) -> None:
+def test_twelve_wsgi_threads_with_one_key_run_once(shop: Shop, kind: str) -> None:
     # P1: one runs, and all others are told at once
     replies: list[Reply] = []
     key = new_key()
@@ -53,7 +53,7 @@ def test_twelve_threads_on_one_key(shop: Shop, kind: str) -> None:
     assert (shop.sold, shop.runs) == (["tea"], ["local"])
 
 
-def test_what_fails_is_undone_and_runs_again(shop: Shop, kind: str) -> None:
+def test_a_failed_wsgi_request_rolls_back_and_can_be_retried(shop: Shop, kind: str) -> None:
     # L6
     with served(shop.application(kind)) as port:
         key, order = new_key(), {"item": "tea", "does": "stumble"}
@@ -65,7 +65,7 @@ def test_what_fails_is_undone_and_runs_again(shop: Shop, kind: str) -> None:
     assert shop.sold == ["tea"]
 
 
-def test_a_final_no_is_kept_with_its_rows(shop: Shop, kind: str) -> None:
+def test_a_409_under_wsgi_is_stored_with_its_rows(shop: Shop, kind: str) -> None:
     with served(shop.application(kind)) as port:
         key, order = new_key(), {"item": "tea", "status": 409}
         assert send(port, "/local", order, key=key).status == 409
@@ -73,7 +73,7 @@ def test_a_final_no_is_kept_with_its_rows(shop: Shop, kind: str) -> None:
     assert (again.status, again.replayed, shop.sold) == (409, True, ["tea"])
 
 
-def test_an_outside_call_is_made_once(shop: Shop, kind: str) -> None:
+def test_an_inline_wsgi_handler_runs_once(shop: Shop, kind: str) -> None:
     # F5: what may have been sent is not sent again
     with served(shop.application(kind)) as port:
         key = new_key()
@@ -86,7 +86,7 @@ def test_an_outside_call_is_made_once(shop: Shop, kind: str) -> None:
     assert len(shop.charges) == 2
 
 
-def test_a_phased_handler_is_gone_on_with(shop: Shop, kind: str) -> None:
+def test_a_retry_resumes_a_phased_wsgi_handler(shop: Shop, kind: str) -> None:
     # H1, R116
     with served(shop.application(kind)) as port:
         key, order = new_key(), {"item": "tea", "does": "stumble"}
@@ -99,7 +99,7 @@ def test_a_phased_handler_is_gone_on_with(shop: Shop, kind: str) -> None:
     assert (shop.sold, len(shop.charges), len(shop.runs)) == (["tea", "tea paid"], 1, 2)
 
 
-def test_without_a_key_where_that_is_allowed(shop: Shop, kind: str) -> None:
+def test_optional_key_wsgi_routes_accept_keyless_requests(shop: Shop, kind: str) -> None:
     with served(shop.application(kind)) as port:
         order = {"item": "tea"}
         assert [send(port, "/optional", order, key=None).status for _ in range(2)] == [201, 201]
@@ -107,7 +107,7 @@ def test_without_a_key_where_that_is_allowed(shop: Shop, kind: str) -> None:
     assert shop.sold == ["tea", "tea"]
 
 
-def test_what_nobody_protects_passes_through(small_shop: Shop, kind: str) -> None:
+def test_unprotected_wsgi_routes_pass_through(small_shop: Shop, kind: str) -> None:
     limit = small_shop.once.policy.max_request_bytes
     with served(small_shop.application(kind)) as port:
         for key in (None, new_key()):
@@ -116,7 +116,7 @@ def test_what_nobody_protects_passes_through(small_shop: Shop, kind: str) -> Non
             assert "idempotency-key" not in reply.headers
 
 
-def test_the_link_of_a_refusal_leads_to_a_page(small_shop: Shop, kind: str) -> None:
+def test_the_link_of_a_wsgi_refusal_points_to_the_page(small_shop: Shop, kind: str) -> None:
     # R11, R230
     with served(small_shop.application(kind)) as port:
         refused = send(port, "/local", {"item": "tea"}, key=None)
@@ -128,7 +128,7 @@ def test_the_link_of_a_refusal_leads_to_a_page(small_shop: Shop, kind: str) -> N
             assert f'<h3 id="{slug}">' in page.read().decode()
 
 
-def test_bodies_that_cannot_be_compared(small_shop: Shop) -> None:
+def test_oversized_and_chunked_wsgi_bodies_are_rejected(small_shop: Shop) -> None:
     limit = small_shop.once.policy.max_request_bytes
     with served(small_shop.application("plain")) as port:
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)) as connection:
@@ -148,7 +148,7 @@ def test_bodies_that_cannot_be_compared(small_shop: Shop) -> None:
     assert small_shop.runs == []
 
 
-def test_a_store_that_is_down_is_said_so(kind: str) -> None:
+def test_a_wsgi_store_outage_returns_503(kind: str) -> None:
     # R110: 503 also for the first request of a process, and nothing is executed
     shop = Shop("postgresql+psycopg://nobody@127.0.0.1:1/none")
     with served(shop.application(kind)) as port:
@@ -158,7 +158,7 @@ def test_a_store_that_is_down_is_said_so(kind: str) -> None:
     assert shop.runs == []
 
 
-def test_a_worker_that_is_ended_in_its_handler(small_shop: Shop) -> None:
+def test_system_exit_in_a_wsgi_handler_rolls_back(small_shop: Shop) -> None:
     # gunicorn raises SystemExit in a handler that takes too long: it is settled, and the server hears of it
     app = small_shop.application("plain")
     environ = {
@@ -183,7 +183,7 @@ def test_a_worker_that_is_ended_in_its_handler(small_shop: Shop) -> None:
     assert small_shop.sold == ["tea"]
 
 
-def test_a_fault_of_ours_leaves_nothing_behind(small_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_leaves_no_running_work(small_shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> Any:
         raise ArithmeticError("a fault of ours")
 
@@ -199,7 +199,7 @@ def test_a_fault_of_ours_leaves_nothing_behind(small_shop: Shop, monkeypatch: py
     assert small_shop.sold == ["milk"]
 
 
-def test_enrolled_by_path(small_shop: Shop) -> None:
+def test_a_wsgi_application_can_be_enrolled_by_path(small_shop: Shop) -> None:
     calls: list[bytes] = []
 
     def legacy(environ: Any, start_response: Any) -> Iterator[bytes]:
@@ -219,7 +219,7 @@ def test_enrolled_by_path(small_shop: Shop) -> None:
     assert ("set-cookie" in first.headers, "set-cookie" in again.headers) == (True, False)
 
 
-def test_no_more_is_asked_of_a_stream_that_cannot_be_stored(small_shop: Shop) -> None:
+def test_an_unstorable_wsgi_stream_is_not_read_further(small_shop: Shop) -> None:
     def events(environ: Any, start_response: Any) -> Iterator[bytes]:
         start_response("200 OK", [("Content-Type", "text/event-stream")])
         yield b"data: 1"
@@ -232,7 +232,7 @@ def test_no_more_is_asked_of_a_stream_that_cannot_be_stored(small_shop: Shop) ->
     assert (reply.status, reply.json()["code"]) == (500, "idempotency_execution_failed")
 
 
-def test_an_application_that_never_answers(small_shop: Shop) -> None:
+def test_a_wsgi_application_without_a_response_is_unknown(small_shop: Shop) -> None:
     once, environ = small_shop.once, {"REQUEST_METHOD": "POST", "PATH_INFO": "/legacy", "wsgi.input": io.BytesIO()}
     enrol = {"POST /legacy": once.by_path(effects=INLINE, operation="silent")}
     app = once.wsgi(lambda environ, start_response: [], tenant=lambda _: "acme", enrol=enrol)
@@ -244,7 +244,7 @@ def test_an_application_that_never_answers(small_shop: Shop) -> None:
     assert said == ["409 Conflict"]  # it was called, and nobody knows what it did
 
 
-def test_what_wsgi_cannot_do_is_said_at_once() -> None:
+def test_wsgi_rejects_an_async_engine() -> None:
     with pytest.raises(ConfigurationError, match="blocking connections"):
         Once(create_async_engine("sqlite+aiosqlite://")).wsgi(lambda environ, start: [], tenant=lambda _: "acme")
 

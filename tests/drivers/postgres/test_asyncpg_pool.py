@@ -41,7 +41,7 @@ async def gone(raw, pid: int) -> None:
     await until(lambda: raw.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid]).fetchone() == (0,))
 
 
-async def test_the_last_one_given_back_is_the_next_one_lent(pool):
+async def test_pool_reuses_the_last_returned_connection(pool):
     first = await pool.take()
     async with lent(pool) as second:
         assert second is not first
@@ -51,7 +51,7 @@ async def test_the_last_one_given_back_is_the_next_one_lent(pool):
     await pool.close()
 
 
-async def test_one_that_nobody_used_for_long_is_replaced(pool, raw):
+async def test_connection_idle_for_too_long_is_replaced(pool, raw):
     async with lent(pool) as connection:
         pid = await pid_of(connection)
     connection.rested -= MAX_IDLE + 10
@@ -61,7 +61,7 @@ async def test_one_that_nobody_used_for_long_is_replaced(pool, raw):
     await pool.close()
 
 
-async def test_an_old_one_is_not_lent_again(pool, raw):
+async def test_connection_beyond_its_maximum_age_is_closed(pool, raw):
     async with lent(pool) as connection:
         pid = await pid_of(connection)
         connection.born -= MAX_AGE
@@ -69,7 +69,7 @@ async def test_an_old_one_is_not_lent_again(pool, raw):
     await pool.close()
 
 
-async def test_where_one_was_lost_the_others_are_not_trusted(pool, raw):
+async def test_suspect_connection_closes_idle_connections(pool, raw):
     idle = await pool.take()
     async with lent(pool) as suspect:
         pids = await pid_of(suspect), await pid_of(idle)
@@ -82,7 +82,7 @@ async def test_where_one_was_lost_the_others_are_not_trusted(pool, raw):
     await pool.close()
 
 
-async def test_one_that_was_lent_then_is_not_lent_again_either(pool, raw):
+async def test_suspect_connection_closes_borrowed_connections_on_return(pool, raw):
     business = await pool.take()
     pid = await pid_of(business)
     async with lent(pool) as suspect:
@@ -105,7 +105,7 @@ async def test_a_transaction_that_was_left_open_is_rolled_back(pool, raw):
     await pool.close()
 
 
-async def test_what_a_handler_left_listening_is_not_told_of_the_next_one(pool):
+async def test_listeners_left_by_a_handler_are_removed(pool):
     heard = []
     connection = await pool.take()
     connection.add_log_listener(lambda _, said: heard.append(said.message))
@@ -121,7 +121,7 @@ async def test_what_a_handler_left_listening_is_not_told_of_the_next_one(pool):
     await pool.close()
 
 
-async def test_closing_waits_for_who_holds_one(pool):
+async def test_close_waits_for_borrowed_connections(pool):
     connection = await pool.take()
     closing = asyncio.create_task(pool.close())
     await asyncio.sleep(0)
@@ -134,7 +134,7 @@ async def test_closing_waits_for_who_holds_one(pool):
         await pool.take()
 
 
-async def test_but_not_for_ever(pool):
+async def test_close_gives_up_after_its_timeout(pool):
     connection = await pool.take()
     pool._timeout = 0.05
     await pool.close()
@@ -142,7 +142,7 @@ async def test_but_not_for_ever(pool):
     await pool.give(connection)
 
 
-async def test_a_part_is_left_to_others(pool):
+async def test_business_transactions_leave_connections_to_others(pool):
     business = await pool.take()
     assert pool.business.full
     pool._timeout = 0.05
@@ -156,7 +156,7 @@ async def test_a_part_is_left_to_others(pool):
     await pool.close()
 
 
-async def test_who_is_cancelled_while_it_connects_holds_no_place(dsn):
+async def test_task_cancelled_while_connecting_releases_its_slot(dsn):
     pool = AsyncpgPool(PostgresAddress.parse(dsn), 1, 5.0, 100)
     task = asyncio.create_task(pool.take())
     await asyncio.sleep(0)
@@ -182,7 +182,7 @@ class TestWatch:
             watch.waits.discard(wait)
         return False
 
-    async def test_who_waits_too_long_is_told_and_nobody_else_is(self):
+    async def test_only_the_task_past_its_deadline_is_interrupted(self):
         watch = Watch()
         late = asyncio.create_task(self.notice(watch, 3600))
         await asyncio.sleep(0)
@@ -194,7 +194,7 @@ class TestWatch:
         assert not await late
         assert not watch.waits
 
-    async def test_who_is_cancelled_as_well_is_cancelled(self):
+    async def test_external_cancellation_wins_over_the_deadline(self):
         watch = Watch()
         task = asyncio.create_task(self.notice(watch, 3600))
         await asyncio.sleep(0)
@@ -205,7 +205,7 @@ class TestWatch:
         assert wait.expired
         assert not await task
 
-    async def test_one_timer_is_for_all(self, monkeypatch):
+    async def test_watch_uses_one_timer_for_all_waits(self, monkeypatch):
         watch, loop, timers = Watch(), asyncio.get_running_loop(), []
         made = loop.call_at
         monkeypatch.setattr(loop, "call_at", lambda at, *rest: timers.append(at) or made(at, *rest))

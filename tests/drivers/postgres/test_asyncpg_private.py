@@ -53,7 +53,7 @@ def test_this_versions_protocol_has_the_method(name):
     assert callable(getattr(BaseProtocol, name))
 
 
-def test_this_version_makes_a_transaction_as_ours_is_made():
+def test_installed_asyncpg_transaction_has_the_expected_signature():
     parameters = ["self", "connection", "isolation", "readonly", "deferrable"]
     assert list(inspect.signature(Transaction.__init__).parameters) == parameters
     assert TransactionState.STARTED.name == "STARTED"

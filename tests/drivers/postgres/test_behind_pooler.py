@@ -156,7 +156,9 @@ async def test_all_four_effects_with_their_workers(way: str, tables_dsn: str, po
 
 
 @pytest.mark.parametrize("way", ["asyncpg", "psycopg", "def"])
-async def test_statements_that_the_pooler_keeps_prepared(way: str, tables_dsn: str, pooler: PgBouncer) -> None:
+async def test_prepared_statements_work_behind_a_supporting_pooler(
+    way: str, tables_dsn: str, pooler: PgBouncer
+) -> None:
     url = pooler.dsn(tables_dsn).replace("pgbouncer=1", "pgbouncer=prepared")
     if pooler.version < PREPARES:
         kind = ASYNCPG if way == "asyncpg" else ASYNC_PSYCOPG
@@ -176,7 +178,7 @@ async def test_statements_that_the_pooler_keeps_prepared(way: str, tables_dsn: s
 
 
 @pytest.mark.parametrize("package", ["asyncpg", "psycopg"])
-async def test_operators_tools(package: str, tables_dsn: str, pooler: PgBouncer) -> None:
+async def test_commands_and_console_run_behind_pgbouncer(package: str, tables_dsn: str, pooler: PgBouncer) -> None:
     def type_them() -> list[dict[str, Any]]:
         for words in (["migrate", "up"], ["migrate", "status"], ["reap", "--once"], ["sweep", "--once"], ["stats"]):
             told = oncekey(*words, "--store", url)
@@ -197,7 +199,7 @@ def pooler_findings(url: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", [ASYNCPG, ASYNC_PSYCOPG])
-async def test_a_pooler_is_seen_whatever_the_address_says(kind: str, tables_dsn: str, postgres_server: Any) -> None:
+async def test_pooler_is_detected_whatever_the_url_declares(kind: str, tables_dsn: str, postgres_server: Any) -> None:
     with PgBouncer(tables_dsn, size=1) as pooler:
         for url, told in ((pooler.dsn(tables_dsn), True), (through(tables_dsn, pooler.port), None)):
             async with opened(kind, url) as driver:
@@ -219,7 +221,9 @@ async def test_a_pooler_is_seen_whatever_the_address_says(kind: str, tables_dsn:
         (True, False, None, "note"),
     ],
 )
-def test_what_the_doctor_says_of_it(*, stands: bool, per_transaction: bool, told: bool | None, level: str) -> None:
+def test_doctor_rates_the_pooler_configuration(
+    *, stands: bool, per_transaction: bool, told: bool | None, level: str
+) -> None:
     assert diagnostics.pooler(stands=stands, per_transaction=per_transaction, declared=told).level == level
 
 

@@ -58,7 +58,7 @@ class TestModes:
             assert "sesame" not in str(refused.value)
 
     @pytest.mark.parametrize("mode", Mode)
-    async def test_rows_answer_to_their_names(self, kind, dsn, mode):
+    async def test_rows_are_accessed_by_column_name(self, kind, dsn, mode):
         def body():
             rows = yield Statement("test", "SELECT :a::int AS one, :b::text AS two", {"a": 1, "b": "x%:y"})
             return [(row["one"], row["two"]) for row in rows]
@@ -89,7 +89,7 @@ class TestModes:
             await transaction.rollback()
             assert shown == [("read committed",)]
 
-    async def test_a_bug_of_ours_is_no_outage(self, kind, dsn):
+    async def test_internal_error_is_raised_and_not_reported_as_outage(self, kind, dsn):
         def body():
             yield Statement("test", "SELECT 1")
             raise KeyError("a bug")
@@ -106,13 +106,13 @@ class TestConflicts:
 
     @pytest.mark.parametrize("code", ["40001", "40P01"])
     @pytest.mark.parametrize("mode", Mode)
-    async def test_it_is_said_again(self, kind, dsn, tries, mode, code):
+    async def test_conflicting_transaction_is_retried_until_it_succeeds(self, kind, dsn, tries, mode, code):
         async with opened(kind, dsn, pool_size=1) as driver:
             assert await driver.run(lose(mode, 3, code)) == [(1,)]
         assert tries() == 4
 
     @pytest.mark.parametrize("mode", Mode)
-    async def test_but_not_for_ever(self, kind, dsn, tries, mode):
+    async def test_conflict_retries_are_limited(self, kind, dsn, tries, mode):
         async with opened(kind, dsn, pool_size=1) as driver:
             with pytest.raises(StoreUnavailableError):
                 await driver.run(lose(mode, 10**6, "40001"))
@@ -164,7 +164,7 @@ class TestRefusals:
             ("not even SQL", StoreError),
         ],
     )
-    async def test_what_the_server_refuses(self, kind, dsn, mode, text, meaning):
+    async def test_server_errors_map_to_store_errors(self, kind, dsn, mode, text, meaning):
         async with opened(kind, dsn, pool_size=1) as driver:
             with pytest.raises(StoreError) as refused:
                 await driver.run(saying(mode, text))
@@ -174,7 +174,7 @@ class TestRefusals:
             assert await driver.run(saying(mode, "SELECT 1")) == [(1,)]
 
     @pytest.mark.parametrize("value", ["sesame\x00", "sesame\ud800", 2**80])
-    async def test_what_cannot_be_bound(self, kind, dsn, value):
+    async def test_unbindable_value_raises_store_error(self, kind, dsn, value):
         text = "SELECT :value::bigint" if isinstance(value, int) else "SELECT :value::text"
         async with opened(kind, dsn, pool_size=1) as driver:
             with pytest.raises(StoreError) as refused:
@@ -220,7 +220,7 @@ class TestPools:
             await held.rollback()
             await (await driver.begin()).rollback()
 
-    async def test_who_gives_back_serves_who_waits(self, kind, dsn):
+    async def test_returned_connection_is_given_to_a_waiting_task(self, kind, dsn):
         async with opened(kind, dsn, pool_size=1, timeout=PATIENCE) as driver:
             held = await driver.begin()
             waiting = [asyncio.create_task(driver.run(saying(Mode.READ, "SELECT 1"))) for _ in range(5)]
@@ -234,7 +234,7 @@ class TestPools:
             assert raw.execute(SESSIONS).fetchone() == (3,)
         wait_until(lambda: raw.execute(SESSIONS).fetchone() == (0,), "a closed driver left connections behind")
 
-    async def test_a_connection_that_comes_back_in_a_transaction_is_not_lent_again(self, kind, dsn):
+    async def test_connection_returned_in_a_transaction_is_cleaned(self, kind, dsn):
         async with opened(kind, dsn, pool_size=1) as driver:
             with pytest.raises(StoreError):
                 await driver.run(saying(Mode.SINGLE, "BEGIN", "SELECT 1 / 0"))

@@ -49,7 +49,7 @@ from oncekey.databases.slots import business_share
         (None, StoreError),
     ],
 )
-def test_a_refusal_means(sqlstate, meaning):
+def test_sqlstate_maps_to_the_store_error(sqlstate, meaning):
     error = refused(sqlstate, "settle", "SomeError")
     assert type(error) is meaning
     assert str(error).startswith("settle: ")
@@ -71,7 +71,7 @@ def test_a_refusal_means(sqlstate, meaning):
         ("57014", StoreUnavailableError),
     ],
 )
-def test_a_refused_commit_means(sqlstate, meaning):  # X1, F20
+def test_sqlstate_of_a_failed_commit_maps_to_its_error(sqlstate, meaning):  # X1, F20
     error = refused_commit(sqlstate, "committing", "SomeError")
     assert type(error) is meaning
     assert sqlstate in str(error)
@@ -85,7 +85,7 @@ def test_a_pooler_that_was_not_announced_is_named():
     ("mode", "meaning"),
     [(Mode.READ, LostError), (Mode.SINGLE, CommitAmbiguousError), (Mode.ATOMIC, LostError)],
 )
-def test_a_lost_connection_means_what_was_under_way(mode, meaning):
+def test_lost_connection_error_depends_on_the_mode(mode, meaning):
     assert type(lost(mode, "claim")) is meaning
 
 
@@ -103,7 +103,7 @@ def test_a_lost_connection_means_what_was_under_way(mode, meaning):
         (None, None, False),
     ],
 )
-def test_the_last_word_of_a_server(sqlstate, severity, end):
+def test_fatal_sqlstates_end_the_connection(sqlstate, severity, end):
     assert is_the_end(sqlstate, severity) == end
 
 
@@ -117,13 +117,13 @@ def test_the_last_word_of_a_server(sqlstate, severity, end):
         ("host=h dbname=d", "host=h dbname=d", None),
     ],
 )
-def test_our_own_word_is_taken_out_of_an_address(dsn, passed_on, pooler):
+def test_pgbouncer_option_is_removed_from_the_dsn(dsn, passed_on, pooler):
     address = PostgresAddress.parse(dsn)
     assert address.pooler is pooler
     assert address.dsn == (passed_on or "postgresql://h/d?application_name=a+b%20c&x=%2B")
 
 
-def test_a_word_that_means_nothing_is_refused():
+def test_invalid_pgbouncer_option_is_rejected():
     with pytest.raises(ConfigurationError, match="must be 1, 0 or prepared"):
         PostgresAddress.parse("postgresql://h/d?pgbouncer=maybe")
 
@@ -142,13 +142,13 @@ def test_handlers_leave_some_connections_to_claims_and_heartbeats(size, share):
         ("?target_session_attrs=any", "?target_session_attrs=any"),
     ],
 )
-def test_of_several_hosts_the_one_that_takes_writes_is_meant(query: str, kept: str) -> None:
+def test_multiple_hosts_default_to_the_writable_one(query: str, kept: str) -> None:
     address = PostgresAddress.parse(f"postgresql://u:p%2C@a:1,[::1]:2,c/db{query}")
     assert address.dsn == f"postgresql://u:p%2C@a:1,[::1]:2,c/db{kept}"
     assert address.each == tuple(f"postgresql://u:p%2C@{host}/db{kept}" for host in ("a:1", "[::1]:2", "c"))
 
 
-def test_one_host_is_taken_as_it_is() -> None:
+def test_single_host_dsn_is_not_changed() -> None:
     for dsn in ("postgresql://a/db", "postgresql:///db?host=/tmp", "host=a,b"):
         assert PostgresAddress.parse(dsn).each == (dsn,)
 

@@ -190,7 +190,7 @@ async def test_the_connection_ends_after_any_byte_of_a_message(package: str, mes
     assert last > SHORTEST[message, Side.CLIENT]
 
 
-async def test_both_packages_send_the_same(prepared: str) -> None:
+async def test_both_drivers_send_identical_messages(prepared: str) -> None:
     said: dict[str, list[bytes]] = {}
     for package in PACKAGES:
         async with trial(package, prepared) as tried:
@@ -206,7 +206,7 @@ async def test_both_packages_send_the_same(prepared: str) -> None:
 
 
 @pytest.mark.parametrize("message", [ENTER, SEAL], ids=bytes.decode)
-async def test_the_connection_ends_after_any_byte_of_the_answer(package: str, message: bytes, prepared: str) -> None:
+async def test_connection_lost_after_each_byte_of_the_reply(package: str, message: bytes, prepared: str) -> None:
     # What half an answer means is found out by the engine, so that each package cuts at every second byte.
     async with trial(package, prepared) as tried:
         last = await each_byte(partial(tried.cut, message, Side.SERVER), PACKAGES.index(package))
@@ -214,7 +214,7 @@ async def test_the_connection_ends_after_any_byte_of_the_answer(package: str, me
 
 
 @pytest.mark.parametrize("message", [ENTER, SEAL], ids=bytes.decode)
-async def test_the_task_is_cancelled_after_any_byte_of_the_answer(package: str, message: bytes, prepared: str) -> None:
+async def test_task_cancelled_after_each_byte_of_the_reply(package: str, message: bytes, prepared: str) -> None:
     # How far a message came, its sender does not know: for cancellations the edges in test_folding_faults are enough.
     # A task that is cancelled has not looked at half an answer, so that each package stops at every second byte.
     async with trial(package, prepared) as tried:
@@ -230,7 +230,7 @@ async def test_the_task_is_cancelled_wherever_it_waits(package: str, prepared: s
     assert number > MESSAGES
 
 
-async def test_a_phase_is_cut_after_any_byte_of_the_answer_to_its_commit(package: str, prepared: str) -> None:
+async def test_connection_lost_after_each_byte_of_a_phase_commit_reply(package: str, prepared: str) -> None:
     # What an answer means is found out by the engine, so that each package cuts at every second byte.
     async with trial(package, prepared, STEPS) as tried:
         last = await each_byte(partial(tried.cut, KEEP, Side.SERVER), PACKAGES.index(package))
@@ -260,7 +260,7 @@ def taken_for_undone(run: Run) -> Life[Answer | None]:
     [(taken_for_done, Side.CLIENT, "said to be done"), (taken_for_undone, Side.SERVER, "said not to be accepted")],
     ids=["done", "undone"],
 )
-async def test_who_does_not_ask_what_became_of_a_commit_is_noticed(
+async def test_skipping_the_lost_commit_check_is_detected(
     package: str, mutant: tuple[Any, Side, str], prepared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     concludes, side, noticed = mutant
@@ -276,7 +276,7 @@ def taken_for_kept(_store: Any, phased_run: PhasedRun, tx: Any, memo: tuple[Memo
     return True
 
 
-async def test_who_does_not_ask_what_became_of_a_phase_is_noticed(
+async def test_skipping_the_lost_phase_check_is_detected(
     package: str, prepared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(steps, "_found_out", taken_for_kept)

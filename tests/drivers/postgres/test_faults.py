@@ -59,7 +59,7 @@ async def ready_to_commit(driver):
 class TestLostCommits:
     """P7, F8: nobody knows until the record's own row says so."""
 
-    async def test_one_that_happened(self, kind, dsn, far, proxy, raw):
+    async def test_lost_reply_to_a_successful_commit_finds_the_record(self, kind, dsn, far, proxy, raw):
         async with opened(kind, far) as driver:
             lease, transaction, item = await ready_to_commit(driver)
             lost = proxy.lose_reply(b"COMMIT", b"COMMIT")
@@ -73,7 +73,7 @@ class TestLostCommits:
             assert settled.snapshot.record.response == answered().response
             assert count(raw, item) == 1
 
-    async def test_one_that_did_not(self, kind, far, proxy, raw):
+    async def test_lost_commit_request_is_settled_as_retryable(self, kind, far, proxy, raw):
         async with opened(kind, far) as driver:
             lease, transaction, item = await ready_to_commit(driver)
             lost = proxy.lose_request(b"COMMIT")
@@ -86,7 +86,7 @@ class TestLostCommits:
             assert settled.snapshot.record.state is State.FAILED_RETRYABLE
             assert count(raw, item) == 0
 
-    async def test_one_that_is_still_under_way(self, kind, dsn, far, proxy, raw):  # F8
+    async def test_pending_commit_is_awaited(self, kind, dsn, far, proxy, raw):  # F8
         async with opened(kind, far) as driver:
             lease, transaction, item = await ready_to_commit(driver)
             late = proxy.postpone(b"COMMIT", b"COMMIT")
@@ -104,7 +104,7 @@ class TestLostCommits:
             assert settled.snapshot.record.state is State.COMPLETED
             assert count(raw, item) == 1
 
-    async def test_one_that_never_ends_is_given_up_in_time(self, kind, far, proxy):  # F8
+    async def test_wait_for_a_pending_commit_is_limited(self, kind, far, proxy):  # F8
         async with opened(kind, far) as driver:
             lease, transaction, _ = await ready_to_commit(driver)
             late = proxy.postpone(b"COMMIT", b"COMMIT")
@@ -118,7 +118,7 @@ class TestLostCommits:
             settled = await flows.asettle_lost_commit(engine(driver), lease)
             assert settled.snapshot.record.state is State.COMPLETED
 
-    async def test_one_of_several_statements(self, kind, far, proxy, raw):
+    async def test_lost_commit_of_an_atomic_transaction_is_ambiguous(self, kind, far, proxy, raw):
         item = uuid.uuid4().hex
         async with opened(kind, far) as driver:
 
@@ -133,7 +133,7 @@ class TestLostCommits:
 
 
 class TestLostReplies:
-    async def test_a_claim_finds_itself_again(self, kind, far, proxy):  # P7, F8
+    async def test_claim_with_lost_reply_finds_its_own_record(self, kind, far, proxy):  # P7, F8
         async with opened(kind, far) as driver:
             await claimed(driver)  # asyncpg prepares its statement here, and later sends only the values
             claim = a_claim()
@@ -145,7 +145,7 @@ class TestLostReplies:
             # It is no zombie: what it says next is heard.
             assert (await flows.asettle(engine(driver), lease, answered())).ours
 
-    async def test_a_claim_that_never_arrived_is_made(self, kind, far, proxy):
+    async def test_claim_that_never_arrived_is_repeated(self, kind, far, proxy):
         async with opened(kind, far) as driver:
             await claimed(driver)
             claim = a_claim()
@@ -153,7 +153,7 @@ class TestLostReplies:
             await claimed(driver, claim)
             assert lost.is_set()
 
-    async def test_a_take_over_finds_itself_again(self, kind, far, proxy):
+    async def test_takeover_with_lost_reply_finds_its_own_record(self, kind, far, proxy):
         async with opened(kind, far) as driver:
             claim = a_claim()
             await flows.asettle(engine(driver), await claimed(driver, claim), Retryable("x"))
@@ -185,7 +185,7 @@ class TestLostReplies:
                 await driver.run(saying(Mode.SINGLE, text, item=item))
         assert count(raw, item) == 1
 
-    async def test_a_read_is_said_again_on_another_connection(self, kind, far, proxy):
+    async def test_read_with_lost_reply_is_repeated_on_a_new_connection(self, kind, far, proxy):
         text = "SELECT :word::text"
         async with opened(kind, far) as driver:
             await driver.run(saying(Mode.READ, text, word="warm"))
@@ -193,7 +193,7 @@ class TestLostReplies:
             assert await driver.run(saying(Mode.READ, text, word="once")) == [("once",)]
             assert lost.is_set()
 
-    async def test_but_only_once(self, kind, far, proxy):
+    async def test_read_is_repeated_only_once(self, kind, far, proxy):
         text = "SELECT :word::text"
         async with opened(kind, far) as driver:
             await driver.run(saying(Mode.READ, text, word="warm"))
@@ -202,7 +202,7 @@ class TestLostReplies:
                 await driver.run(saying(Mode.READ, text, word="never"))
             assert all(one.is_set() for one in lost)
 
-    async def test_a_transaction_that_was_not_committed_is_said_again(self, kind, far, proxy, raw):
+    async def test_uncommitted_transaction_with_lost_reply_is_repeated(self, kind, far, proxy, raw):
         item = uuid.uuid4().hex
         text = "INSERT INTO orders (item) VALUES (:item) RETURNING item"
         async with opened(kind, far) as driver:
@@ -225,7 +225,7 @@ class TestLostReplies:
 
 
 class TestSilence:
-    async def test_a_server_that_says_nothing_is_given_up(self, kind, far, proxy):
+    async def test_silent_server_times_out(self, kind, far, proxy):
         # Techniques, test 5: no hang past the time-out.
         async with opened(kind, far, pool_size=4) as driver:
             await asyncio.gather(*(driver.run(saying(Mode.READ, "SELECT pg_sleep(0.01)")) for _ in range(4)))
@@ -237,7 +237,7 @@ class TestSilence:
             await asyncio.to_thread(proxy.release)
             assert await driver.run(saying(Mode.READ, "SELECT 1")) == [(1,)]
 
-    async def test_a_lock_that_is_not_given_up_is_not_waited_for_for_ever(self, kind, dsn, raw):
+    async def test_lock_wait_is_limited(self, kind, dsn, raw):
         async with opened(kind, dsn) as driver:
             claim = a_claim()
             lease = await claimed(driver, claim)
@@ -284,7 +284,7 @@ class TestServers:
         for _ in range(3):
             await asyncio.sleep(0)
 
-    async def test_a_storm_of_terminations(self, kind, dsn):
+    async def test_acknowledged_writes_survive_repeated_terminations(self, kind, dsn):
         # Techniques, test 4: whatever was acknowledged is there, and the pool recovers by itself.
         acknowledged, outcomes = [], Counter()
         async with opened(kind, dsn, pool_size=6, timeout=PATIENCE) as driver:
@@ -346,7 +346,7 @@ class TestServers:
                 await (await driver.begin()).rollback()
 
 
-async def test_a_guarded_connection_says_what_it_guards(kind, dsn):
+async def test_repr_of_a_guarded_connection_shows_the_connection(kind, dsn):
     async with opened(kind, dsn) as driver:
         transaction = await driver.begin()
         assert repr(raw_of(transaction)).rpartition(" at ")[0] in repr(transaction.connection)

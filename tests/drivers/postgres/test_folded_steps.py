@@ -57,7 +57,7 @@ def orders(raw: psycopg.Connection, item: str) -> int:
 
 
 @pytest.mark.parametrize("request_kept", [REQUEST, None])
-async def test_it_writes_what_is_written_apart(kind, dsn, raw, request_kept):
+async def test_folded_checkpoint_writes_the_same_rows(kind, dsn, raw, request_kept):
     clock = ManualClock(START)
     store = PostgresStore(clock=clock)
     async with opened(kind, dsn) as driver:
@@ -96,7 +96,7 @@ async def test_a_phase_takes_three_messages(kind, dsn):
         "DELETE FROM oncekey.record",
     ],
 )
-async def test_what_is_not_ours_any_more_takes_the_rows_with_it(kind, dsn, raw, change):
+async def test_lost_ownership_rolls_back_the_phase(kind, dsn, raw, change):
     async with opened(kind, dsn, pool_size=2) as driver:
         lease = await owned(driver)
         raw.execute(f"{change} WHERE key = %s".encode(), [lease.id.key])
@@ -105,7 +105,7 @@ async def test_what_is_not_ours_any_more_takes_the_rows_with_it(kind, dsn, raw, 
         assert (rows(raw, lease), orders(raw, lease.id.key)) == (before, 0)
 
 
-async def test_a_memo_that_somebody_added_to_is_not_written_over(kind, dsn, raw):
+async def test_changed_memo_is_not_overwritten(kind, dsn, raw):
     async with opened(kind, dsn, pool_size=2) as driver:
         lease = await owned(driver)
         assert await kept(driver, lease, (), FIRST) == ()
@@ -114,7 +114,7 @@ async def test_a_memo_that_somebody_added_to_is_not_written_over(kind, dsn, raw)
         assert orders(raw, lease.id.key) == 0
 
 
-async def test_a_long_memo_has_a_statement_of_its_own(dsn):
+async def test_long_memo_is_not_folded_into_the_commit(dsn):
     async with opened(ASYNCPG, dsn) as driver:
         lease = await owned(driver)
         long = replace(ORDER, result='"' + "x" * LONGEST_FOLDED + '"')
@@ -122,7 +122,7 @@ async def test_a_long_memo_has_a_statement_of_its_own(dsn):
 
 
 @pytest.mark.parametrize("commits", [True, False])
-async def test_what_fails_after_the_phase(kind, dsn, raw, monkeypatch, commits):
+async def test_failure_after_the_checkpoint_is_classified(kind, dsn, raw, monkeypatch, commits):
     # F20: a refused COMMIT is a roll-back; a clean-up that fails is none
     async with opened(kind, dsn, pool_size=2) as driver:
         lease = await owned(driver)

@@ -105,7 +105,7 @@ def columns(raw, claim) -> dict:
 
 
 class TestMessages:
-    async def test_a_new_key_takes_three(self, kind, dsn):
+    async def test_new_key_takes_three_messages(self, kind, dsn):
         with CuttingProxy.before(dsn) as proxy:
             async with opened(kind, through(dsn, proxy.port), pool_size=1) as driver:
                 for _ in range(2):
@@ -124,7 +124,7 @@ class TestMessages:
         assert b"oncekey.seal" in said[2]
         assert b"COMMIT" in said[2]
 
-    async def test_a_handler_that_sets_a_role_takes_none_more(self, kind, dsn):
+    async def test_role_reset_adds_no_message(self, kind, dsn):
         with CuttingProxy.before(dsn) as proxy:
             async with opened(kind, through(dsn, proxy.port), pool_size=1) as driver:
                 for _ in range(2):
@@ -140,7 +140,7 @@ class TestMessages:
         assert b"oncekey.seal" in said[2]
         assert b"COMMIT" in said[2]
 
-    async def test_who_is_refused_while_another_runs_takes_two(self, kind, dsn):
+    async def test_in_progress_refusal_takes_two_messages(self, kind, dsn):
         with CuttingProxy.before(dsn) as proxy:
             async with opened(kind, dsn) as near, opened(kind, through(dsn, proxy.port), pool_size=1) as far:
                 claim = a_claim()
@@ -156,7 +156,7 @@ class TestMessages:
                 assert len(proxy.messages) == 4
                 await tx.rollback()
 
-    async def test_a_stored_answer_takes_one_beside_the_roll_back(self, kind, dsn):
+    async def test_replay_takes_one_message_and_a_rollback(self, kind, dsn):
         with CuttingProxy.before(dsn) as proxy:
             async with opened(kind, dsn) as near, opened(kind, through(dsn, proxy.port), pool_size=1) as far:
                 claim = a_claim()
@@ -171,7 +171,7 @@ class TestMessages:
                 await tx.rollback()
 
     @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-    def test_a_listener_is_called_before_the_task_goes_on(self, dsn, loop):
+    def test_notice_arrives_before_the_task_resumes(self, dsn, loop):
         async def several():
             async with opened(ASYNCPG, dsn) as driver:
                 assert all(await asyncio.gather(*(performed(driver, a_claim(), order()) for _ in range(30))))
@@ -181,7 +181,7 @@ class TestMessages:
 
 
 class TestRecords:
-    async def test_the_record_is_the_one_that_is_written_apart(self, kind, dsn, raw):
+    async def test_folded_record_equals_the_separately_written_one(self, kind, dsn, raw):
         store = PostgresStore(clock=ManualClock(START))
         async with opened(kind, dsn) as driver:
             folded, plain = a_claim(), a_claim()
@@ -195,7 +195,7 @@ class TestRecords:
             assert ours.pop(own) != theirs.pop(own)
         assert ours == theirs
 
-    async def test_its_instants_are_the_servers_at_the_commit(self, kind, dsn, raw):
+    async def test_timestamps_are_the_server_time_at_commit(self, kind, dsn, raw):
         # P6: neither this machine's clock, nor that of BEGIN
         async with opened(kind, dsn) as driver:
             claim = a_claim()
@@ -209,7 +209,7 @@ class TestRecords:
         assert record["created_at"] == record["finished_at"] == record["last_run_at"]
         assert told.expires_at == record["expires_at"] == record["created_at"] + TTL
 
-    async def test_the_second_of_the_expiry_is_guessed_and_told_where_that_is_wrong(self, kind, dsn, raw):
+    async def test_wrong_expiry_guess_is_corrected_by_the_server(self, kind, dsn, raw):
         store = PostgresStore()
         async with opened(kind, dsn) as driver:
             for wrong_by in (None, 0, HOUR, -HOUR):
@@ -220,7 +220,7 @@ class TestRecords:
                 told = await sealed(tx, look, claim, store=store)
                 assert told.expires_at // SECOND == columns(raw, claim)["expires_at"] // SECOND
 
-    async def test_what_is_as_it_was_guessed_is_not_told(self, kind, dsn):
+    async def test_correct_expiry_guess_sends_no_notice(self, kind, dsn):
         store = PostgresStore(clock=ManualClock(START))
         async with opened(kind, dsn) as driver:
             claim = a_claim()
@@ -231,7 +231,7 @@ class TestRecords:
 
     @pytest.mark.parametrize("while_it_runs", [-HOUR, 0, 2 * TTL])
     @pytest.mark.parametrize("afterwards", [-HOUR, 0, TTL - 1])
-    async def test_a_clock_that_is_set_to_another_time(self, kind, dsn, raw, while_it_runs, afterwards):
+    async def test_changed_clock_sets_timestamps_at_commit(self, kind, dsn, raw, while_it_runs, afterwards):
         # P6: what counts is the clock's time at the commit; a record that is from the future is an answer, too
         clock = ManualClock(START)
         store = PostgresStore(clock=clock)
@@ -255,7 +255,7 @@ class TestRecords:
             assert isinstance(local.enter(look, late, Policy()), local.LockHeld)  # and it expires once, by that clock
             await tx.rollback()
 
-    async def test_a_stored_answer_is_seen(self, kind, dsn):
+    async def test_stored_response_is_found_at_begin(self, kind, dsn):
         async with opened(kind, dsn) as driver:
             claim = a_claim()
             await performed(driver, claim, order())
@@ -277,7 +277,7 @@ class TestRecords:
         assert (record["scope"], record["path"], record["operation"]) == (hostile, hostile, hostile)
         assert record["response_body"] == body
 
-    def test_a_row_is_read_as_what_it_was_made_of(self, raw):  # R196
+    def test_row_text_round_trips_every_value(self, raw):  # R196
         raw.execute("CREATE TYPE given_row AS (one text, two text, bytes bytea, yes boolean, number bigint)")
         texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
@@ -296,7 +296,7 @@ class TestRecords:
         reads()
 
     @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | st.text("\\\"(),' "), min_size=6, max_size=6))
-    def test_a_finished_record_is_that_row(self, texts):  # R196
+    def test_finished_row_matches_the_generic_row_text(self, texts):  # R196
         scope, key, operation, method, path, mark = texts
         plain = a_claim()
         claim = replace(plain, id=RecordId(scope, key), operation=operation, method=method, path=path, fingerprint=mark)
@@ -307,7 +307,7 @@ class TestRecords:
         row = row_text(*values, mark, plain.seed, Outcome.SUCCESS.value, *spans, *end)
         assert finished_row(claim, Outcome.SUCCESS, said).decode() == row
 
-    def test_what_is_not_folded(self):
+    def test_unsuitable_settlements_are_not_folded(self):
         locks, claim = PostgresStore().locks, a_claim()
         assert locks.completing_at_commit(claim, NEW, answered(b"x" * LONGEST_FOLDED), 1) is not None
         assert locks.completing_at_commit(claim, NEW, answered(None), 1) is not None
@@ -374,7 +374,7 @@ async def performed_without_lock(raw, claim) -> bool:
 class TestLeaving:
     """A roll-back whose reply the next borrower of the connection reads."""
 
-    async def test_the_next_borrower_begins_a_transaction_of_its_own(self, kind, dsn, raw):
+    async def test_abandoned_transaction_does_not_reach_the_next_borrower(self, kind, dsn, raw):
         async with opened(kind, dsn, pool_size=1) as driver:
             claim = a_claim()
             tx, _ = await entered(driver, claim)
@@ -385,7 +385,7 @@ class TestLeaving:
             assert await performed(driver, claim, order())
             left(tx)  # it is over, and the connection is another's
 
-    async def test_a_connection_that_was_lost_meanwhile_is_not_lent(self, kind, dsn, raw):
+    async def test_connection_lost_while_abandoned_is_not_reused(self, kind, dsn, raw):
         async with opened(kind, dsn, pool_size=1) as driver:
             tx, _ = await entered(driver, a_claim())
             raw.execute(KILLED)
@@ -407,7 +407,7 @@ class TestRefusals:
             assert there(raw, claim, item) == (0, 1)
             assert await performed(driver, claim, order())
 
-    async def test_an_error_that_a_handler_swallowed(self, kind, dsn, raw):
+    async def test_swallowed_sql_error_rolls_back_the_commit(self, kind, dsn, raw):
         async with opened(kind, dsn, pool_size=1) as driver:
             claim, item = a_claim(), order()
             tx, look = await entered(driver, claim)
@@ -419,7 +419,7 @@ class TestRefusals:
             assert there(raw, claim, item) == (0, 0)
             assert await performed(driver, claim, item)
 
-    async def test_a_handler_that_began_another_transaction(self, kind, dsn, raw):  # L5, F16
+    async def test_transaction_replaced_by_the_handler_is_rolled_back(self, kind, dsn, raw):  # L5, F16
         async with opened(kind, dsn, pool_size=1) as driver:
             claim, item = a_claim(), order()
             tx, look = await entered(driver, claim)
@@ -432,20 +432,20 @@ class TestRefusals:
             assert there(raw, claim, item) == (0, 0)
             assert await performed(driver, claim, item)
 
-    async def test_a_server_that_only_reads(self, kind, dsn, raw):
+    async def test_read_only_server_is_unavailable_at_begin(self, kind, dsn, raw):
         mark = "&" if "?" in dsn else "?"
         async with opened(kind, f"{dsn}{mark}options=-c%20default_transaction_read_only%3Don") as driver:
             with pytest.raises(StoreUnavailableError, match="25006"):
                 await entered(driver, a_claim())
             await until(lambda: raw.execute(OPEN).fetchone() == (0,))
 
-    async def test_a_database_without_the_functions(self, kind, postgres_dsn):
+    async def test_database_without_functions_raises_schema_error(self, kind, postgres_dsn):
         async with opened(kind, postgres_dsn, pool_size=1) as driver:
             for _ in range(2):
                 with pytest.raises(SchemaError, match="migrate up"):
                     await entered(driver, a_claim())
 
-    async def test_what_a_handler_left_behind_is_using_the_connection(self, dsn, raw):
+    async def test_background_task_on_the_connection_prevents_commit(self, dsn, raw):
         async with opened(ASYNCPG, dsn, pool_size=1) as driver:
             claim, item = a_claim(), order()
             tx, look = await entered(driver, claim)
@@ -459,7 +459,7 @@ class TestRefusals:
             assert there(raw, claim, item) == (0, 0)
             assert await performed(driver, a_claim(), order())
 
-    async def test_a_commit_that_nobody_heard_of_is_not_taken_for_a_roll_back(self, kind, dsn, raw):
+    async def test_commit_without_notice_is_not_treated_as_rollback(self, kind, dsn, raw):
         async with opened(kind, dsn, pool_size=1) as driver:
             claim, item = a_claim(), order()
             tx, look = await entered(driver, claim)
@@ -468,7 +468,7 @@ class TestRefusals:
             assert await sealed(tx, look, claim) == Stored(None)
             assert there(raw, claim, item) == (1, 1)
 
-    async def test_what_is_over_is_over(self, kind, dsn):
+    async def test_finished_transaction_rejects_another_commit(self, kind, dsn):
         async with opened(kind, dsn) as driver:
             claim = a_claim()
             tx, look = await entered(driver, claim)
@@ -494,7 +494,7 @@ class TestRefusals:
             await until(lambda: raw.execute(OPEN).fetchone() == (0,))
             assert await performed(driver, a_claim(), order())
 
-    async def test_steps_that_do_not_fold_are_run_as_ever(self, kind, dsn):
+    async def test_steps_that_do_not_fold_run_separately(self, kind, dsn):
         def first():
             one = yield Statement("one", "SELECT 1 AS one")
             two = yield Statement("two", "SELECT 2 AS two")
@@ -509,7 +509,7 @@ class TestRefusals:
 class TestCleaning:
     """The session is cleaned up in the message of the COMMIT, behind it."""
 
-    async def test_nothing_of_a_handler_is_left(self, kind, dsn):
+    async def test_session_state_of_a_handler_is_reset(self, kind, dsn):
         async with opened(kind, dsn, pool_size=1) as driver:
             claim = a_claim()
             tx, look = await entered(driver, claim)
@@ -521,7 +521,7 @@ class TestCleaning:
             assert await ask(tx, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = 4711") == [(0,)]
             await tx.rollback()
 
-    async def test_a_clean_up_that_fails_is_no_failed_commit(self, kind, dsn, raw, monkeypatch):
+    async def test_failed_session_reset_is_not_a_failed_commit(self, kind, dsn, raw, monkeypatch):
         async with opened(kind, dsn, pool_size=1) as driver:
             claim, item = a_claim(), order()
             tx, look = await entered(driver, claim)
@@ -536,7 +536,7 @@ class TestCleaning:
             assert await ask(tx, "SELECT pg_backend_pid()") != session
             await tx.rollback()
 
-    async def test_if_nobody_can_tell_which_of_them_failed_nobody_knows(self, dsn, raw, monkeypatch):
+    async def test_undetermined_commit_failure_is_ambiguous(self, dsn, raw, monkeypatch):
         async with opened(ASYNCPG, dsn, pool_size=1) as driver:
             claim, item = a_claim(), order()
             tx, look = await entered(driver, claim)
@@ -572,20 +572,20 @@ class TestLiterals:
     """What is written into a message of several statements: digits, and nothing else of a value's own."""
 
     @given(st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.binary()))
-    def test_only_digits(self, value):
+    def test_literal_contains_only_safe_characters(self, value):
         assert re.fullmatch(r"NULL|true|false|'-?[0-9]+'|E'\\\\x[0-9a-f]*'", literal(value))
 
     def test_a_member_of_an_enumeration_is_its_number(self):
         assert literal(HTTPStatus.CREATED) == "'201'"
 
     @pytest.mark.parametrize("value", ["text", 1.5, [1]])
-    def test_nothing_else_is_written(self, value):
+    def test_unsupported_literal_type_raises(self, value):
         with pytest.raises(TypeError):
             literal(value)
 
     @pytest.mark.parametrize("conforming", ["on", "off"])
     @pytest.mark.parametrize("encoding", ["UTF8", "LATIN1", "SJIS"])
-    def test_the_server_reads_what_was_meant(self, dsn, conforming, encoding):
+    def test_server_reads_literals_unchanged(self, dsn, conforming, encoding):
         values = [bytes([one]) for one in range(256)] + [b"", b"\\x41", b"'';--", "é𝄞".encode(), b"\\'" * 9]
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute(f"SET standard_conforming_strings = {conforming}".encode())

@@ -91,7 +91,7 @@ def where(request):
     return request.param
 
 
-async def test_a_connection_that_ends(kind, dsn, raw, proxy, where):
+async def test_connection_lost_at_each_protocol_boundary(kind, dsn, raw, proxy, where):
     message, side = where
     outcomes: Counter[tuple[str, int]] = Counter()
     async with opened(kind, through(dsn, proxy.port), pool_size=2) as driver:
@@ -116,7 +116,7 @@ async def test_a_connection_that_ends(kind, dsn, raw, proxy, where):
 
 
 @pytest.mark.parametrize("kind", [ASYNCPG, ASYNC_PSYCOPG])
-async def test_a_task_that_is_cancelled(kind, dsn, raw, proxy, where):
+async def test_task_cancelled_at_each_protocol_boundary(kind, dsn, raw, proxy, where):
     message, side = where
     async with opened(kind, through(dsn, proxy.port), pool_size=2) as driver:
         for after in await sizes(driver, proxy, message, side):

@@ -62,7 +62,7 @@ async def test_asyncpg_notices_the_pooler_once(pooled: str, caplog: pytest.LogCa
     assert sum("pgbouncer=1" in record.message for record in caplog.records) == 1
 
 
-async def test_each_new_connection_asks_once_and_no_request_does(tables_dsn: str) -> None:
+async def test_pooler_check_runs_once_per_connection(tables_dsn: str) -> None:
     with CuttingProxy.before(tables_dsn) as proxy:
         proxy.count()
         async with opened(ASYNCPG, through(tables_dsn, proxy.port), pool_size=1) as driver:

@@ -133,7 +133,9 @@ async def serving(way: str, dsn: str, url: str, **options: Any) -> AsyncIterator
 
 
 @pytest.mark.parametrize("path", ["/orders", "/charges", "/payments"])
-async def test_many_at_once_and_again(way: str, path: str, postgres_dsn: str, pooler: PgBouncer) -> None:
+async def test_concurrent_requests_and_retries_behind_pgbouncer(
+    way: str, path: str, postgres_dsn: str, pooler: PgBouncer
+) -> None:
     async with serving(way, postgres_dsn, pooler.dsn(postgres_dsn)) as shop:
         keys = [new_key() for _ in range(24)]
 
@@ -165,7 +167,7 @@ async def test_a_race_for_one_key(way: str, path: str, postgres_dsn: str, pooler
         assert locks_held(postgres_dsn) == 0
 
 
-async def test_a_payment_that_failed_half_way_goes_on(way: str, postgres_dsn: str, pooler: PgBouncer) -> None:
+async def test_failed_payment_is_resumed_behind_pgbouncer(way: str, postgres_dsn: str, pooler: PgBouncer) -> None:
     async with serving(way, postgres_dsn, pooler.dsn(postgres_dsn)) as shop:
         shop.fails.append("the charge was made, and its reply was lost")
         key = new_key()
@@ -177,7 +179,7 @@ async def test_a_payment_that_failed_half_way_goes_on(way: str, postgres_dsn: st
 
 
 @pytest.mark.parametrize("path", ["/orders", "/payments"])
-async def test_a_request_that_is_cancelled_wherever_it_waits(
+async def test_request_cancelled_at_each_await_behind_pgbouncer(
     way: str, path: str, postgres_dsn: str, pooler: PgBouncer
 ) -> None:
     async with serving(way, postgres_dsn, pooler.dsn(postgres_dsn)) as shop:
@@ -201,7 +203,7 @@ async def test_a_request_that_is_cancelled_wherever_it_waits(
 
 @pytest.mark.parametrize("between", ["us and PgBouncer", "PgBouncer and PostgreSQL"])
 @pytest.mark.parametrize("lost", ["the request", "the reply"])
-async def test_a_commit_that_is_lost(way: str, between: str, lost: str, postgres_dsn: str) -> None:
+async def test_lost_commit_is_recovered_behind_pgbouncer(way: str, between: str, lost: str, postgres_dsn: str) -> None:
     # P7: what PgBouncer says of a server that it lost is no roll-back
     with contextlib.ExitStack() as stack:
         if between == "us and PgBouncer":
@@ -235,7 +237,7 @@ async def test_a_commit_that_is_lost(way: str, between: str, lost: str, postgres
 
 @pytest.mark.parametrize("kind", [ASYNCPG, ASYNC_PSYCOPG, PSYCOPG])
 class TestSessions:
-    async def test_a_handlers_leavings_do_not_reach_the_next_one(
+    async def test_session_state_does_not_reach_the_next_client(
         self, kind: str, dsn: str, postgres_server: Any
     ) -> None:
         # server_reset_query_always is what docs/howto/postgresql.md asks for
@@ -251,7 +253,7 @@ class TestSessions:
                 assert await ask(tx, held) == [(0,)]
                 await tx.rollback()
 
-    async def test_a_pooler_that_is_gone(self, kind: str, dsn: str, raw: Any) -> None:
+    async def test_stopped_pooler_raises_store_unavailable(self, kind: str, dsn: str, raw: Any) -> None:
         with PgBouncer(dsn, size=2) as pooler:
             async with opened(kind, pooler.dsn(dsn), pool_size=2) as driver:
                 assert await performed(driver, a_claim(), order())
@@ -266,7 +268,7 @@ class TestSessions:
         assert raw.execute("SELECT count(*) FROM orders WHERE item = %s", [item]).fetchone() == (0,)
 
 
-async def test_an_address_that_denies_it_is_told_what_it_lacks(dsn: str) -> None:
+async def test_wrong_pgbouncer_option_error_suggests_the_right_one(dsn: str) -> None:
     with PgBouncer(dsn, size=1, prepared=0) as pooler:
         async with opened(ASYNCPG, f"{through(dsn, pooler.port)}?pgbouncer=0") as driver:
             await driver.run(saying(Mode.READ, "SELECT 1"))  # prepared, and gone with the transaction

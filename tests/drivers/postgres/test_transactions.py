@@ -104,7 +104,7 @@ class TestEnds:
             assert not ordered(item)
             assert await state_of(driver, lease) is State.IN_PROGRESS
 
-    async def test_an_end_is_an_end(self, kind, dsn, ordered):
+    async def test_finished_transaction_rejects_further_statements(self, kind, dsn, ordered):
         item = order()
         async with opened(kind, dsn, pool_size=1) as driver:
             for first in ("commit", "rollback"):
@@ -144,7 +144,7 @@ class TestEnds:
             assert await driver.run(saying(Mode.READ, "SELECT 1")) == [(1,)]
 
     @pytest.mark.parametrize("large", [False, True], ids=["a record", "a large record"])
-    async def test_another_transaction_than_the_one_that_was_begun_is_not_committed(self, kind, dsn, ordered, large):
+    async def test_commit_of_another_transaction_is_rejected(self, kind, dsn, ordered, large):
         # L5: past the guard, on the connection below; a large memo is not sent with the COMMIT
         first, second = order(), order()
         async with opened(kind, dsn, pool_size=2) as driver:
@@ -167,7 +167,7 @@ class TestEnds:
             assert (ordered(first), ordered(second)) == (True, False)
             assert (await engine(driver).find(verdict.lease.id)).record.memo == ()
 
-    async def test_nor_is_a_record_written_in_it(self, kind, dsn):  # F20
+    async def test_record_is_not_written_in_an_aborted_transaction(self, kind, dsn):  # F20
         async with opened(kind, dsn) as driver:
             lease, transaction = await claimed(driver), await driver.begin()
             with pytest.raises((psycopg.Error, asyncpg.PostgresError)):
@@ -210,7 +210,7 @@ class TestEnds:
             assert settled.ours
             assert await state_of(driver, lease) is State.FAILED_RETRYABLE
 
-    async def test_the_time_outs_are_the_transactions_own(self, kind, dsn):  # L4
+    async def test_timeouts_apply_only_to_the_business_transaction(self, kind, dsn):  # L4
         shown = "SELECT current_setting('idle_in_transaction_session_timeout')"
         async with opened(kind, dsn, pool_size=1, idle_timeout=90) as driver:
             transaction = await driver.begin()
@@ -231,7 +231,7 @@ class TestGuard:
             assert await ask(transaction, "SELECT 1") == [(1,)]
             await transaction.rollback()
 
-    async def test_savepoints_are_the_handlers_own(self, kind, dsn, ordered):
+    async def test_handler_can_use_savepoints(self, kind, dsn, ordered):
         kept, undone = order(), order()
         async with opened(kind, dsn) as driver:
             transaction = await driver.begin()
@@ -286,7 +286,7 @@ class TestGuard:
                 setattr(transaction.connection, name, True)
             await transaction.rollback()
 
-    async def test_nobody_writes_after_the_end(self, kind, dsn):
+    async def test_connection_rejects_statements_after_the_end(self, kind, dsn):
         # A task that the handler left behind would write into somebody else's transaction.
         async with opened(kind, dsn, pool_size=1) as driver:
             transaction = await driver.begin()
@@ -356,7 +356,7 @@ class TestPsycopgHandlers:
         with psycopg.connect(dsn) as other:
             assert [row[0] for row in other.execute(query, [items])] == items
 
-    async def test_so_it_does_under_asyncio(self, dsn):
+    async def test_other_operations_are_allowed_under_asyncio(self, dsn):
         async with opened(ASYNC_PSYCOPG, dsn, pool_size=1) as driver:
             transaction, items = await driver.begin(), [order() for _ in range(3)]
             connection = transaction.connection
@@ -437,7 +437,7 @@ class TestCancellation:
 
     @pytest.mark.parametrize("kind", [ASYNC_PSYCOPG, ASYNCPG])
     @pytest.mark.parametrize("mode", Mode)
-    async def test_of_our_own(self, dsn, raw, kind, mode):
+    async def test_cancelled_store_statement_frees_its_connection(self, dsn, raw, kind, mode):
         async with opened(kind, dsn, pool_size=1) as driver:
             running = asyncio.create_task(driver.run(saying(mode, "SELECT pg_sleep(60)")))
             await self.reached(raw, 1)
@@ -448,7 +448,7 @@ class TestCancellation:
             await self.reached(raw, 0)
 
     @pytest.mark.parametrize("kind", [ASYNC_PSYCOPG, ASYNCPG])
-    async def test_of_a_handler(self, dsn, raw, ordered, kind):
+    async def test_cancelled_handler_statement_rolls_back(self, dsn, raw, ordered, kind):
         item = order()
         async with opened(kind, dsn, pool_size=1) as driver:
             transaction = await driver.begin()
@@ -464,7 +464,7 @@ class TestCancellation:
             await (await driver.begin()).rollback()
 
     @pytest.mark.parametrize("kind", [ASYNC_PSYCOPG, ASYNCPG])
-    async def test_while_waiting_for_a_connection(self, dsn, kind):
+    async def test_cancelled_wait_for_a_connection_frees_its_slot(self, dsn, kind):
         async with opened(kind, dsn, pool_size=1, timeout=30) as driver:
             held = await driver.begin()
             waiting = [asyncio.create_task(one) for one in (driver.begin(), driver.run(saying(Mode.READ, "SELECT 1")))]

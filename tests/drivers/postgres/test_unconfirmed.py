@@ -79,14 +79,14 @@ def asking(request):
     return request.param
 
 
-async def test_who_waited_asks_anew_about_what_came_since(asking) -> None:
+async def test_waiting_tasks_check_again_after_new_commits(asking) -> None:
     unconfirmed = UnconfirmedCommits()
     unconfirmed.add()
     assert await asking(unconfirmed, Standby(unconfirmed.add, [True] * WAITING)) == [None] * WAITING
 
 
 @pytest.mark.parametrize("failure", [False, OSError()], ids=["refused", "raised"])
-async def test_who_waited_while_it_failed_does_not_ask_again(asking, failure) -> None:
+async def test_waiting_tasks_share_the_failed_check(asking, failure) -> None:
     unconfirmed = UnconfirmedCommits()
     unconfirmed.add()
     standby = Standby(lambda: None, [failure])
@@ -96,7 +96,7 @@ async def test_who_waited_while_it_failed_does_not_ask_again(asking, failure) ->
     assert unconfirmed
 
 
-async def test_who_waited_for_a_request_that_was_cancelled_asks_itself() -> None:
+async def test_waiting_task_checks_after_the_first_was_cancelled() -> None:
     unconfirmed = UnconfirmedCommits()
     unconfirmed.add()
     first, *others = await under_asyncio(unconfirmed, Standby(lambda: None, [asyncio.CancelledError(), True]))

@@ -104,7 +104,7 @@ async def test_atomic_is_all_or_nothing_and_single_is_not(dsn: str, dialect: str
 
 
 @each_dialect
-async def test_placeholders_casts_and_colons_are_told_apart(dsn: str, dialect: str) -> None:
+async def test_placeholders_casts_and_colons_are_distinguished(dsn: str, dialect: str) -> None:
     async with driving(dsn, dialect) as (driver, _):
         sql = "SELECT :a::bigint + 1, ':b' || :b, '%', ':now'::text, 10 % 3, (ARRAY[1,2,3])[2:3]  -- see: :a or :c"
         ((row,),) = await driver.run(saying(Mode.READ, (sql, {"a": 2**40, "b": "x", "unused": None})))
@@ -127,7 +127,7 @@ async def test_rows_answer_by_name(dsn: str, dialect: str) -> None:
         ("SELECT 1 / 0", StoreError),
     ],
 )
-async def test_errors_have_a_meaning(dsn: str, dialect: str, sql: str, kind: type[StoreError]) -> None:
+async def test_errors_map_to_store_errors(dsn: str, dialect: str, sql: str, kind: type[StoreError]) -> None:
     async with driving(dsn, dialect) as (driver, _):
         with pytest.raises(kind) as caught:
             await driver.run(saying(Mode.SINGLE, sql))
@@ -142,7 +142,7 @@ async def test_a_standby_is_unavailable(dsn: str, dialect: str) -> None:
 
 
 @each_dialect
-async def test_nobody_there_is_unavailable(dialect: str) -> None:
+async def test_unreachable_server_is_unavailable(dialect: str) -> None:
     async with driving(NOWHERE.replace("+psycopg", ""), dialect) as (driver, _):
         with pytest.raises(StoreUnavailableError):
             await driver.run(saying(Mode.SINGLE, "SELECT 1"))
@@ -151,7 +151,7 @@ async def test_nobody_there_is_unavailable(dialect: str) -> None:
 
 
 @each_dialect
-async def test_serialisation_failures_are_said_again(dsn: str, dialect: str) -> None:
+async def test_serialization_failures_are_retried(dsn: str, dialect: str) -> None:
     # R64, E5
     tries = 0
 
@@ -181,7 +181,7 @@ async def test_a_conflict_without_end_is_an_outage(dsn: str, dialect: str) -> No
 
 
 @each_dialect
-async def test_what_a_lost_connection_means_depends_on_what_was_under_way(dsn: str, dialect: str) -> None:
+async def test_lost_connection_error_depends_on_the_operation(dsn: str, dialect: str) -> None:
     # P7, F8
     with Proxy.before(dsn) as proxy:
         async with driving(through(dsn, proxy.port), dialect) as (driver, _):
@@ -205,7 +205,7 @@ async def test_what_a_lost_connection_means_depends_on_what_was_under_way(dsn: s
 
 
 @each_dialect
-async def test_a_business_transaction_is_committed_or_undone(dsn: str, dialect: str) -> None:
+async def test_business_transaction_commits_or_rolls_back(dsn: str, dialect: str) -> None:
     async with driving(dsn, dialect) as (driver, engine):
         for item, end in (("tea", SqlalchemyTransaction.commit), ("milk", SqlalchemyTransaction.rollback)):
             tx = await driver.begin()
@@ -222,7 +222,7 @@ async def test_a_business_transaction_is_committed_or_undone(dsn: str, dialect: 
 
 
 @each_dialect
-async def test_nothing_of_the_connection_ends_the_transaction(dsn: str, dialect: str) -> None:
+async def test_handler_connection_cannot_end_the_transaction(dsn: str, dialect: str) -> None:
     # L5, F16
     async with driving(dsn, dialect) as (driver, _):
         tx = await driver.begin()
@@ -255,7 +255,7 @@ def commit_in(connection: Any) -> None:
 
 @each_dialect
 @pytest.mark.parametrize("how", ["run_sync", "transaction", "session"])
-async def test_a_commit_by_a_back_door_is_a_rollback(dsn: str, dialect: str, how: str) -> None:
+async def test_commit_that_bypasses_oncekey_is_rolled_back(dsn: str, dialect: str, how: str) -> None:
     # F16: and the connection that goes back has no open transaction
     async with driving(dsn, dialect, pool_size=2, max_overflow=0, pool_reset_on_return=None) as (driver, engine):
         tx = await driver.begin()
@@ -279,7 +279,7 @@ async def test_a_commit_by_a_back_door_is_a_rollback(dsn: str, dialect: str, how
 
 
 @each_dialect
-async def test_a_session_of_the_applications_own_joins(dsn: str, dialect: str) -> None:
+async def test_application_session_joins_the_transaction(dsn: str, dialect: str) -> None:
     async with driving(dsn, dialect) as (driver, _):
         tx = await driver.begin()
         async with AsyncSession(tx.connection) as session:
@@ -304,7 +304,7 @@ async def test_a_transaction_that_failed_is_not_committed(dsn: str, dialect: str
 
 
 @each_dialect
-async def test_a_failure_that_was_undone_is_no_failure(dsn: str, dialect: str) -> None:
+async def test_failure_undone_by_a_savepoint_can_commit(dsn: str, dialect: str) -> None:
     async with driving(dsn, dialect) as (driver, _):
         tx = await driver.begin()
         await tx.connection.execute(text("INSERT INTO orders (item) VALUES ('tea')"))
@@ -351,7 +351,7 @@ async def test_a_connection_that_died_under_the_handler_is_unavailable(dsn: str,
 
 
 @each_dialect
-async def test_a_listener_of_the_application_may_speak_at_the_begin(dsn: str, dialect: str) -> None:
+async def test_begin_listener_may_execute_statements(dsn: str, dialect: str) -> None:
     async with driving(dsn, dialect) as (driver, engine):
 
         @event.listens_for(engine.sync_engine, "begin")
@@ -418,7 +418,7 @@ async def test_handlers_take_turns(dsn: str, dialect: str) -> None:
 
 
 @each_dialect
-async def test_a_cancelled_waiter_takes_no_place(dsn: str, dialect: str) -> None:
+async def test_cancelled_waiting_task_takes_no_slot(dsn: str, dialect: str) -> None:
     async with driving(dsn, dialect, pool_size=2, max_overflow=0) as (driver, engine):
         held = await driver.begin()
         waiting = asyncio.create_task(driver.begin())
@@ -451,7 +451,7 @@ async def test_a_pool_that_others_use_up_is_unavailable(dsn: str, dialect: str) 
 
 @each_dialect
 @pytest.mark.parametrize("pool", [{"poolclass": NullPool}, {"max_overflow": -1}, {"pool_size": 0}])
-async def test_a_pool_without_a_limit_needs_none(dsn: str, dialect: str, pool: dict[str, Any]) -> None:
+async def test_unlimited_pool_has_no_slot_limit(dsn: str, dialect: str, pool: dict[str, Any]) -> None:
     async with driving(dsn, dialect, **pool) as (driver, _):
         open_ones = [await driver.begin() for _ in range(17)]
         for tx in open_ones:
@@ -459,7 +459,7 @@ async def test_a_pool_without_a_limit_needs_none(dsn: str, dialect: str, pool: d
 
 
 @each_dialect
-async def test_a_cancelled_statement_gives_its_connection_back(dsn: str, dialect: str) -> None:
+async def test_cancelled_statement_returns_its_connection(dsn: str, dialect: str) -> None:
     async with driving(dsn, dialect) as (driver, engine):
         for run in (
             lambda: driver.run(saying(Mode.SINGLE, "SELECT pg_sleep(60)")),
@@ -485,7 +485,7 @@ def sleeping(dsn: str) -> bool:
 
 
 @each_dialect
-async def test_an_engine_that_commits_by_itself_is_refused(dsn: str, dialect: str) -> None:
+async def test_autocommit_engine_is_rejected(dsn: str, dialect: str) -> None:
     async with driving(dsn, dialect, isolation_level="AUTOCOMMIT") as (driver, engine):
         with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
             await driver.begin()
@@ -502,7 +502,7 @@ async def test_closing_leaves_the_engine_alone(dsn: str, dialect: str) -> None:
             assert await connection.scalar(text("SELECT 1")) == 1
 
 
-async def test_an_ordinary_session_is_the_applications(dsn: str) -> None:
+async def test_driver_session_is_an_ordinary_session(dsn: str) -> None:
     async with driving(dsn, "asyncpg") as (driver, engine):
         session = driver.session()
         assert engine.pool.checkedout() == 0
@@ -539,7 +539,7 @@ def test_other_databases_are_refused() -> None:
         aconnect_sqlalchemy(made)
 
 
-async def test_what_is_no_engine_is_refused() -> None:
+async def test_object_that_is_not_an_engine_is_rejected() -> None:
     nothing: Any = object()
     with pytest.raises(ConfigurationError, match="create_async_engine"):
         await Once(nothing).start()
@@ -561,7 +561,7 @@ async def test_columns_that_a_migration_moved_are_read_by_their_names(dsn: str, 
             raw.execute("DROP VIEW moved")
 
 
-async def test_a_connection_that_ended_in_the_pool_is_a_lost_one(dsn: str) -> None:
+async def test_connection_closed_in_the_pool_counts_as_lost(dsn: str) -> None:
     async with driving(dsn, "asyncpg") as (driver, engine):
         await driver.run(saying(Mode.SINGLE, "SELECT 1"))
         async with engine.connect() as connection:

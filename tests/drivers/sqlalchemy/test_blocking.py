@@ -115,7 +115,7 @@ def test_atomic_is_all_or_nothing_and_single_is_not(url: str) -> None:
         assert items(driver) == ["tea"]
 
 
-def test_what_is_read_first_is_in_the_transaction(url: str) -> None:
+def test_first_read_belongs_to_the_atomic_transaction(url: str) -> None:
     # ATOMIC on SQLite: nobody writes between a look and the change that follows from it
     with driving(url) as (driver, engine):
         other = create_engine(url, connect_args={"timeout": 0} if "sqlite" in url else {})
@@ -135,7 +135,7 @@ def test_what_is_read_first_is_in_the_transaction(url: str) -> None:
 
 
 @pytest.mark.parametrize("sql", ["SELECT * FROM missing", "SELECT missing FROM orders"])
-def test_errors_have_a_meaning(url: str, sql: str) -> None:
+def test_errors_map_to_store_errors(url: str, sql: str) -> None:
     with driving(url) as (driver, _):
         with pytest.raises(SchemaError):
             driver.run(saying(Mode.SINGLE, sql))
@@ -145,7 +145,7 @@ def test_errors_have_a_meaning(url: str, sql: str) -> None:
         tx.rollback()
 
 
-def test_nobody_there_is_unavailable() -> None:
+def test_unreachable_server_is_unavailable() -> None:
     with driving(NOWHERE) as (driver, _):
         with pytest.raises(StoreUnavailableError):
             driver.run(saying(Mode.SINGLE, "SELECT 1"))
@@ -153,7 +153,7 @@ def test_nobody_there_is_unavailable() -> None:
             driver.begin()
 
 
-def test_serialisation_failures_are_said_again(dsn: str) -> None:
+def test_serialization_failures_are_retried(dsn: str) -> None:
     # R64, E5
     tries = 0
 
@@ -173,7 +173,7 @@ def test_serialisation_failures_are_said_again(dsn: str) -> None:
         assert (tries, items(driver)) == (2, ["other0", "ours1"])
 
 
-def test_our_own_transactions_see_what_others_committed(dsn: str) -> None:
+def test_store_transactions_are_read_committed(dsn: str) -> None:
     # whatever level the application's engine has
     with driving(engine_url(dsn), isolation_level="REPEATABLE READ") as (driver, _):
         ((level,),) = driver.run(saying(Mode.ATOMIC, "SHOW transaction_isolation"))
@@ -183,7 +183,7 @@ def test_our_own_transactions_see_what_others_committed(dsn: str) -> None:
         tx.rollback()
 
 
-def test_what_a_lost_connection_means_depends_on_what_was_under_way(dsn: str) -> None:
+def test_lost_connection_error_depends_on_the_operation(dsn: str) -> None:
     # P7, F8
     with Proxy.before(dsn) as proxy, driving(engine_url(through(dsn, proxy.port))) as (driver, _):
         lost = proxy.lose_reply(b"SELECT item")
@@ -206,7 +206,7 @@ def test_what_a_lost_connection_means_depends_on_what_was_under_way(dsn: str) ->
         assert items(driver) == ["single", "atomic", "commit", "business"]
 
 
-def test_a_business_transaction_is_committed_or_undone(url: str) -> None:
+def test_business_transaction_commits_or_rolls_back(url: str) -> None:
     with driving(url) as (driver, engine):
         for item, end in (("tea", "commit"), ("milk", "rollback")):
             tx = driver.begin()
@@ -221,7 +221,7 @@ def test_a_business_transaction_is_committed_or_undone(url: str) -> None:
         assert items(driver) == ["tea"]
 
 
-def test_nothing_of_the_connection_ends_the_transaction(url: str) -> None:
+def test_handler_connection_cannot_end_the_transaction(url: str) -> None:
     # L5, F16
     with driving(url) as (driver, _):
         tx = driver.begin()
@@ -244,7 +244,7 @@ def test_nothing_of_the_connection_ends_the_transaction(url: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["transaction", "session"])
-def test_a_commit_by_a_back_door_is_a_rollback(url: str, how: str) -> None:
+def test_commit_that_bypasses_oncekey_is_rolled_back(url: str, how: str) -> None:
     # F16: and the connection that goes back has no open transaction
     with driving(url, pool_size=2, max_overflow=0, pool_reset_on_return=None) as (driver, engine):
         tx = driver.begin()
@@ -263,7 +263,7 @@ def test_a_commit_by_a_back_door_is_a_rollback(url: str, how: str) -> None:
                 assert connection.scalar(text("SELECT count(*) FROM orders")) == 0
 
 
-def test_a_session_of_the_applications_own_joins(url: str) -> None:
+def test_application_session_joins_the_transaction(url: str) -> None:
     with driving(url) as (driver, _):
         for end in ("rollback", "commit"):
             tx = driver.begin()
@@ -287,7 +287,7 @@ def test_a_transaction_that_failed_is_not_committed(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("first", ["savepoint", "with"])
-def test_what_a_handler_does_first_is_undone_with_the_rest(url: str, first: str) -> None:
+def test_first_statement_of_a_handler_is_rolled_back(url: str, first: str) -> None:
     # SQLite's own module begins no transaction before either of them, and what it then ends is committed
     with driving(url) as (driver, _):
         tx = driver.begin()
@@ -302,7 +302,7 @@ def test_what_a_handler_does_first_is_undone_with_the_rest(url: str, first: str)
         assert items(driver) == []
 
 
-def test_a_file_that_others_write_to_is_the_handlers_to_hear_of(tmp_path: Path) -> None:
+def test_locked_sqlite_file_raises_to_the_handler(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
     with driving(url, connect_args={"timeout": 0.05}) as (driver, engine):
         driver.run(saying(Mode.ATOMIC, TABLE.format(key="INTEGER", late="")))
@@ -318,7 +318,7 @@ def test_a_file_that_others_write_to_is_the_handlers_to_hear_of(tmp_path: Path) 
         assert items(driver) == ["milk"]
 
 
-def test_a_failure_that_was_undone_is_no_failure(url: str) -> None:
+def test_failure_undone_by_a_savepoint_can_commit(url: str) -> None:
     with driving(url) as (driver, _):
         tx = driver.begin()
         tx.connection.execute(ADD, {"item": "tea"})
@@ -360,7 +360,7 @@ def test_a_connection_that_died_under_the_handler_is_unavailable(dsn: str) -> No
             tx.commit()
 
 
-def test_what_a_handler_leaves_in_its_session_is_not_the_next_ones(dsn: str) -> None:
+def test_session_settings_do_not_reach_the_next_handler(dsn: str) -> None:
     # X12: and what the application set for each connection is set again
     with driving(engine_url(dsn), pool_size=2, max_overflow=0) as (driver, engine):
 
@@ -380,7 +380,7 @@ def test_what_a_handler_leaves_in_its_session_is_not_the_next_ones(dsn: str) -> 
             tx.commit()
 
 
-def test_a_temporary_table_is_not_the_next_ones(url: str) -> None:
+def test_temporary_table_does_not_reach_the_next_handler(url: str) -> None:
     with driving(url, pool_size=2, max_overflow=0) as (driver, _):
         for _ in range(2):
             tx = driver.begin()
@@ -401,7 +401,7 @@ def test_a_fifth_of_the_pool_is_kept_free(dsn: str, size: int, overflow: int, pl
         assert not driver.is_full
 
 
-def test_who_fails_to_begin_takes_no_place(dsn: str) -> None:
+def test_failed_begin_takes_no_slot(dsn: str) -> None:
     with driving(engine_url(dsn), pool_size=2, max_overflow=0, pool_timeout=0.05) as (driver, engine):
 
         @event.listens_for(engine, "begin")
@@ -415,7 +415,7 @@ def test_who_fails_to_begin_takes_no_place(dsn: str) -> None:
 
 
 @pytest.mark.parametrize("pool", [{"poolclass": NullPool}, {"max_overflow": -1}])
-def test_a_pool_without_a_limit_needs_none(dsn: str, pool: dict[str, Any]) -> None:
+def test_unlimited_pool_has_no_slot_limit(dsn: str, pool: dict[str, Any]) -> None:
     with driving(engine_url(dsn), **pool) as (driver, _):
         for tx in [driver.begin() for _ in range(9)]:
             tx.rollback()
@@ -427,7 +427,7 @@ def test_a_pool_of_one_is_refused(pool: dict[str, Any]) -> None:
         BlockingSqlalchemyDriver(create_engine(NOWHERE, **pool))
 
 
-def test_an_engine_that_commits_by_itself_is_refused(dsn: str) -> None:
+def test_autocommit_engine_is_rejected(dsn: str) -> None:
     with driving(engine_url(dsn), isolation_level="AUTOCOMMIT") as (driver, _):
         with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
             driver.begin()
@@ -456,7 +456,7 @@ def test_a_thread_that_was_left_behind_is_not_committed(dsn: str, monkeypatch: p
         assert (items(driver), engine.pool.checkedout()) == ([], 0)
 
 
-def test_a_forked_process_has_connections_of_its_own(dsn: str) -> None:
+def test_forked_process_opens_its_own_connections(dsn: str) -> None:
     engine = create_engine(engine_url(dsn), pool_size=2, max_overflow=0)
     borrowed = BorrowedEngine(engine)
     asks = text("SELECT pg_backend_pid()")

@@ -71,7 +71,7 @@ def opened(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Opened:
 
 
 @pytest.mark.parametrize("kind", SQLITE, indirect=True)
-async def test_what_is_read_first_is_in_the_transaction(opened: Opened, tmp_path: Path) -> None:
+async def test_first_read_belongs_to_the_atomic_transaction(opened: Opened, tmp_path: Path) -> None:
     # ATOMIC on SQLite: nobody writes between a read and the write that follows from it
     other = create_engine(f"sqlite:///{tmp_path}/shop.db", connect_args={"timeout": 0})
     tried: list[str] = []

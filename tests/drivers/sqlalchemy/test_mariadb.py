@@ -75,9 +75,7 @@ def steps(sql: str, **params: Any) -> Body[Any]:
 
 @pytest.mark.parametrize("isolation", [{}, {"isolation_level": "SERIALIZABLE"}, {"isolation_level": "AUTOCOMMIT"}])
 @pytest.mark.parametrize("mode", [Mode.SINGLE, Mode.ATOMIC])
-async def test_statements_are_committed_whatever_the_engine_does_by_itself(
-    url: str, mode: Mode, isolation: dict[str, Any]
-) -> None:
+async def test_statements_commit_under_every_isolation_setting(url: str, mode: Mode, isolation: dict[str, Any]) -> None:
     async with driving(url, pool_reset_on_return=None, **isolation) as (driver, engine):
         await driver.run(saying(mode, insert("tea"), insert("milk")))
         assert await items(driver) == ["tea", "milk"]
@@ -94,7 +92,7 @@ async def test_atomic_is_all_or_nothing_and_single_is_not(url: str) -> None:
         assert await items(driver) == ["tea"]
 
 
-async def test_errors_have_a_meaning(url: str) -> None:
+async def test_errors_map_to_store_errors(url: str) -> None:
     async with driving(url) as (driver, _):
         with pytest.raises(SchemaError):
             await driver.run(saying(Mode.SINGLE, "SELECT * FROM missing"))
@@ -105,7 +103,7 @@ async def test_errors_have_a_meaning(url: str) -> None:
             await driver.begin()
 
 
-async def test_what_a_lost_connection_means_depends_on_what_was_under_way(url: str) -> None:
+async def test_lost_connection_error_depends_on_the_operation(url: str) -> None:
     # P7, F8
     with Proxy.before(url) as proxy:
         async with driving(through(url, proxy.port)) as (driver, _):
@@ -127,7 +125,7 @@ async def test_what_a_lost_connection_means_depends_on_what_was_under_way(url: s
             assert await items(driver) == ["single", "atomic", "commit"]
 
 
-async def test_a_business_transaction_is_committed_or_undone(url: str) -> None:
+async def test_business_transaction_commits_or_rolls_back(url: str) -> None:
     async with driving(url) as (driver, engine):
         for item, end in (("tea", SqlalchemyTransaction.commit), ("milk", SqlalchemyTransaction.rollback)):
             tx = await driver.begin()
@@ -142,7 +140,7 @@ async def test_a_business_transaction_is_committed_or_undone(url: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["run_sync", "transaction", "session"])
-async def test_a_commit_by_a_back_door_is_a_rollback(url: str, how: str) -> None:
+async def test_commit_that_bypasses_oncekey_is_rolled_back(url: str, how: str) -> None:
     # F16: and the connection that goes back has no open transaction
     async with driving(url, pool_size=2, max_overflow=0, pool_reset_on_return=None) as (driver, engine):
         tx = await driver.begin()
@@ -200,7 +198,7 @@ async def test_a_connection_that_died_under_the_handler_is_unavailable(url: str,
             await tx.rollback()
 
 
-async def test_what_a_handler_left_under_way_reaches_nobody_else(
+async def test_running_statement_of_a_handler_does_not_reach_others(
     url: str, either_server: MariadbServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlalchemy_mariadb, "PATIENCE", 0.05)
@@ -217,7 +215,7 @@ async def test_what_a_handler_left_under_way_reaches_nobody_else(
         assert [await items(driver) for _ in range(3)] == [[]] * 3
 
 
-async def test_a_cancelled_statement_gives_its_connection_back(url: str, either_server: MariadbServer) -> None:
+async def test_cancelled_statement_returns_its_connection(url: str, either_server: MariadbServer) -> None:
     async with driving(url) as (driver, engine):
         for mode in (Mode.SINGLE, Mode.ATOMIC):
             task = asyncio.create_task(driver.run(saying(mode, insert(f"tea {mode}"), "SELECT SLEEP(60)")))
@@ -230,7 +228,7 @@ async def test_a_cancelled_statement_gives_its_connection_back(url: str, either_
         assert await items(driver) == [f"tea {Mode.SINGLE}"]
 
 
-async def test_only_what_can_be_kept_is_taken(url: str) -> None:
+async def test_autocommit_and_unsupported_drivers_are_rejected(url: str) -> None:
     async with driving(url, isolation_level="AUTOCOMMIT") as (driver, _):
         with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
             await driver.begin()

@@ -30,7 +30,7 @@ def nowhere(scheme: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("scheme", "named"), [("postgresql+psycopg", POSTGRESQL), ("sqlite", SQLITE)])
-def test_blocking(scheme: str, named: str, tmp_path: Path) -> None:
+def test_blocking_engine_error_names_the_database(scheme: str, named: str, tmp_path: Path) -> None:
     driver = BlockingSqlalchemyDriver(create_engine(nowhere(scheme, tmp_path)))
     for asked in (lambda: driver.run(LOOK), driver.begin):
         with pytest.raises(StoreUnavailableError, match=named):
@@ -47,7 +47,7 @@ def test_blocking(scheme: str, named: str, tmp_path: Path) -> None:
         ("mariadb+aiomysql", MARIADB),
     ],
 )
-async def test_asyncio(scheme: str, named: str, tmp_path: Path) -> None:
+async def test_asyncio_engine_error_names_the_database(scheme: str, named: str, tmp_path: Path) -> None:
     engine = create_async_engine(nowhere(scheme, tmp_path))
     driver = aconnect_sqlalchemy(engine).driver
     for asked in (lambda: driver.run(LOOK), driver.begin):
@@ -61,7 +61,7 @@ async def test_asyncio(scheme: str, named: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "named"), [("postgresql+psycopg", POSTGRESQL), ("sqlite", SQLITE)])
-def test_flask(scheme: str, named: str, tmp_path: Path) -> None:
+def test_flask_engine_error_names_the_database(scheme: str, named: str, tmp_path: Path) -> None:
     db, app = SQLAlchemy(), flask.Flask("shop")
     app.config["SQLALCHEMY_DATABASE_URI"] = nowhere(scheme, tmp_path)
     db.init_app(app)

@@ -72,12 +72,12 @@ async def test_rows_and_record_commit_together(driver):  # L4, L6
     await engine.close()
 
 
-async def test_it_shares_the_applications_transactions(driver):
+async def test_driver_shares_application_transactions(driver):
     assert isinstance(driver, AsyncShares)
     await driver.close()
 
 
-async def test_a_closed_driver_says_so(driver):
+async def test_closed_driver_raises_store_unavailable(driver):
     await driver.run(saying(Mode.SINGLE, insert("tea")))
     await driver.close()
 
@@ -111,7 +111,7 @@ async def test_two_writers_in_one_loop_take_turns(driver):
     await driver.close()
 
 
-async def test_a_handler_that_has_not_written_stops_nobody(driver):
+async def test_transaction_without_writes_blocks_no_writer(driver):
     idle = await driver.begin()
 
     await driver.run(saying(Mode.SINGLE, insert("tea")))
@@ -134,7 +134,7 @@ async def test_readers_do_not_wait_for_a_writer(driver):
     await driver.close()
 
 
-async def test_the_loop_turns_while_another_process_writes(driver, path, module):
+async def test_event_loop_runs_while_another_process_writes(driver, path, module):
     other = SqliteDriver(path, module=module)
     theirs = other.begin()
     theirs.connection.execute(INSERT, ("tea",))
@@ -151,7 +151,7 @@ async def test_the_loop_turns_while_another_process_writes(driver, path, module)
     await driver.close()
 
 
-async def test_threads_are_the_drivers_own(driver):
+async def test_driver_does_not_use_the_default_executor(driver):
     await driver.run(saying(Mode.SINGLE, insert("tea")))
     await items(driver)
 
@@ -177,7 +177,7 @@ async def test_waiting_for_the_turn_is_bounded(path, module):
     await driver.close()
 
 
-async def test_statements_that_are_said_at_once_begin_it_once(driver):
+async def test_concurrent_first_statements_begin_one_transaction(driver):
     tx = await driver.begin()
     await asyncio.gather(*(tx.connection.execute(INSERT, (f"item {number}",)) for number in range(8)))
     await tx.commit()
@@ -199,7 +199,7 @@ async def test_drivers_of_one_file_share_its_lane(driver, path, module):
     await driver.close()
 
 
-def test_event_loops_have_lanes_of_their_own_and_closed_ones_are_forgotten(path, module):
+def test_each_event_loop_has_its_own_write_lane(path, module):
     driver = AsyncSqliteDriver(path, module=module)
 
     async def write(item):
@@ -225,7 +225,7 @@ def test_event_loops_have_lanes_of_their_own_and_closed_ones_are_forgotten(path,
 # Cancelling
 
 
-async def test_a_cancelled_statement_runs_to_its_end_and_then_everything_is_rolled_back(driver):
+async def test_cancelled_statement_finishes_before_the_rollback(driver):
     tx = await driver.begin()
     await tx.connection.execute(INSERT, ("tea",))
     gate = Gate()
@@ -292,7 +292,7 @@ async def test_a_cancelled_transaction_runs_to_its_end_and_lets_the_next_one_in(
     await driver.close()
 
 
-async def test_who_is_cancelled_while_waiting_for_the_turn_does_not_get_it(driver):
+async def test_cancelled_waiting_writer_does_not_write(driver):
     tx = await driver.begin()
     await tx.connection.execute(INSERT, ("tea",))
     late = await driver.begin()
@@ -312,7 +312,7 @@ async def test_who_is_cancelled_while_waiting_for_the_turn_does_not_get_it(drive
     await driver.close()
 
 
-async def test_a_statement_that_still_waits_when_the_transaction_is_ended_does_not_keep_the_turn(driver):
+async def test_statement_waiting_at_rollback_releases_its_turn(driver):
     tx = await driver.begin()
     await tx.connection.execute(INSERT, ("tea",))
     late = await driver.begin()
@@ -328,7 +328,7 @@ async def test_a_statement_that_still_waits_when_the_transaction_is_ended_does_n
     await driver.close()
 
 
-async def test_a_commit_that_nobody_waits_for_is_made_all_the_same(driver):  # P7
+async def test_cancelled_commit_is_still_executed(driver):  # P7
     tx = await driver.begin()
     await tx.connection.execute(INSERT, ("tea",))
     commit = asyncio.ensure_future(tx.commit())
@@ -375,7 +375,7 @@ async def test_a_lost_transaction_frees_the_lane(driver):
 # The facade
 
 
-async def test_the_facade_is_awaited(driver, module):
+async def test_connection_wrapper_methods_are_awaitable(driver, module):
     tx = await driver.begin()
     connection = tx.connection
     cursor = await connection.execute(INSERT, ("tea",))
@@ -414,7 +414,7 @@ async def test_the_facade_is_awaited(driver, module):
         lambda connection: connection.__aenter__(),
     ],
 )
-async def test_the_end_is_not_the_handlers(driver, attempt):  # F16, L5
+async def test_handler_cannot_end_the_transaction(driver, attempt):  # F16, L5
     tx = await driver.begin()
     await tx.connection.execute(INSERT, ("tea",))
 
@@ -428,7 +428,7 @@ async def test_the_end_is_not_the_handlers(driver, attempt):  # F16, L5
     await driver.close()
 
 
-async def test_a_transaction_in_which_nothing_was_said_ends_without_a_trace(driver):
+async def test_empty_transaction_ends_without_effect(driver):
     for end in ("commit", "rollback"):
         tx = await driver.begin()
         await getattr(tx, end)()

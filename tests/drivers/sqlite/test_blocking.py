@@ -29,12 +29,12 @@ def driver(path, module):
     driver.close()
 
 
-def test_it_shares_the_applications_transactions(driver):
+def test_driver_shares_application_transactions(driver):
     assert isinstance(driver, Shares)
     assert not isinstance(MemoryDriver(), Shares)
 
 
-def test_rows_answer_to_their_names(driver):
+def test_sqlite_rows_are_accessed_by_column_name(driver):
     def body():
         rows = yield Statement("one", "SELECT 1 AS a, :b AS b", {"b": "x", "unused": 3})
         return rows[0]["a"], rows[0]["b"]
@@ -57,7 +57,7 @@ def test_atomic_statements_commit_together_or_not_at_all(driver):
     assert items(driver) == ["tea", "milk"]
 
 
-def test_a_body_that_raises_is_rolled_back_and_its_error_is_its_own(driver):
+def test_exception_in_a_transaction_body_rolls_back(driver):
     def body():
         yield Statement("insert", *insert("tea"))
         raise LookupError("a bug of the caller's")
@@ -68,14 +68,14 @@ def test_a_body_that_raises_is_rolled_back_and_its_error_is_its_own(driver):
     assert items(driver) == []
 
 
-def test_commits_are_durable_and_the_log_is_used_only_where_it_is_safe(driver, module):
+def test_commits_are_durable_and_wal_is_used_only_if_safe(driver, module):
     ((mode,),), ((synchronous,),) = driver.run(saying(Mode.READ, "PRAGMA journal_mode", "PRAGMA synchronous"))
 
     assert mode == ("wal" if wal_is_safe(module.sqlite_version_info) else "persist")
     assert synchronous == 2  # FULL
 
 
-def test_a_version_that_may_lose_commits_is_told_of_once(tmp_path, module, caplog, monkeypatch):
+def test_unsafe_sqlite_version_is_logged_once(tmp_path, module, caplog, monkeypatch):
     caplog.set_level(logging.INFO, logger="oncekey")
     monkeypatch.setattr(sqlite_files, "_warned", set())
     monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _: False)
@@ -88,7 +88,7 @@ def test_a_version_that_may_lose_commits_is_told_of_once(tmp_path, module, caplo
     assert module.sqlite_version in caplog.text
 
 
-def test_a_file_leaves_the_log_for_a_version_that_may_lose_commits(tmp_path, module, monkeypatch):
+def test_unsafe_sqlite_version_switches_the_file_off_wal(tmp_path, module, monkeypatch):
     path = tmp_path / "a.db"
     for safe, expected in ((True, "wal"), (False, "persist"), (True, "wal")):
         monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _, safe=safe: safe)
@@ -97,7 +97,7 @@ def test_a_file_leaves_the_log_for_a_version_that_may_lose_commits(tmp_path, mod
         driver.close()
 
 
-def test_a_log_that_others_use_is_refused_by_a_version_that_may_lose_commits(tmp_path, module, monkeypatch):
+def test_unsafe_sqlite_version_rejects_a_wal_in_use(tmp_path, module, monkeypatch):
     monkeypatch.setattr(sqlite_files, "wal_is_safe", lambda _: True)
     other = SqliteDriver(tmp_path / "a.db", module=module)
     other.run(saying(Mode.SINGLE, "CREATE TABLE t (x)"))
@@ -111,11 +111,11 @@ def test_a_log_that_others_use_is_refused_by_a_version_that_may_lose_commits(tmp
     driver.close()
 
 
-def test_the_standard_librarys_sqlite_is_used_unless_another_is_asked_for(tmp_path):
+def test_standard_library_sqlite_is_the_default(tmp_path):
     assert SqliteDriver(tmp_path / "a.db").begin().error_class("Error") is sqlite3.Error
 
 
-def test_the_repaired_module_has_to_be_there_and_to_be_repaired(monkeypatch):
+def test_repaired_sqlite_module_must_be_installed_and_recent(monkeypatch):
     import pysqlite3.dbapi2
 
     assert sqlite_files.repaired_module() is pysqlite3.dbapi2
@@ -127,7 +127,7 @@ def test_the_repaired_module_has_to_be_there_and_to_be_repaired(monkeypatch):
         sqlite_files.repaired_module()
 
 
-def test_a_database_in_memory_is_not_shared_and_so_refused(module):
+def test_in_memory_database_is_rejected(module):
     with pytest.raises(ConfigurationError, match="file"):
         SqliteDriver(":memory:", module=module)
 
@@ -159,18 +159,18 @@ def test_a_writer_of_the_same_driver_that_does_not_end_is_an_outage(driver):
     assert items(driver) == ["sugar"]
 
 
-def test_a_folder_that_is_not_there_is_an_outage(tmp_path, module):
+def test_missing_folder_raises_store_unavailable(tmp_path, module):
     driver = SqliteDriver(tmp_path / "nowhere" / "a.db", module=module)
 
     with pytest.raises(StoreUnavailableError, match="cannot be opened"):
         driver.run(ALL_ITEMS)
 
 
-def test_a_file_that_is_no_database_is_an_outage(tmp_path, module):
+def test_file_that_is_not_a_database_raises_store_unavailable(tmp_path, module):
     path = tmp_path / "a.db"
     path.write_bytes(b"nothing that SQLite ever wrote" * 100)
 
-    with pytest.raises(StoreUnavailableError, match="no SQLite database"):
+    with pytest.raises(StoreUnavailableError, match="not a SQLite database"):
         SqliteDriver(path, module=module).run(ALL_ITEMS)
 
 
@@ -263,14 +263,14 @@ def test_no_error_repeats_a_value(driver, sql, value):
     assert SECRET not in repr(caught.value.__cause__)
 
 
-def test_a_closed_driver_says_so(driver):
+def test_closed_driver_raises_store_unavailable(driver):
     driver.close()
 
     with pytest.raises(StoreUnavailableError, match="closed"):
         driver.run(ALL_ITEMS)
 
 
-def test_a_failed_connection_is_not_lent_again(driver):
+def test_failed_connection_is_not_reused(driver):
     with pytest.raises(SchemaError):
         driver.run(saying(Mode.SINGLE, "BEGIN IMMEDIATE", "SELECT * FROM nowhere"))
 
@@ -302,7 +302,7 @@ def test_a_child_process_does_not_use_its_parents_connections(driver, monkeypatc
 # What was acknowledged is there
 
 
-def test_what_was_committed_is_there_after_a_restart(path, module):
+def test_committed_rows_survive_a_restart(path, module):
     for item in ("tea", "milk"):
         driver = SqliteDriver(path, module=module)
         driver.run(saying(Mode.SINGLE, insert(item)))
@@ -327,7 +327,7 @@ WRITES_UNTIL_KILLED = """
 """
 
 
-def test_a_killed_process_loses_nothing_that_it_acknowledged(path, module):
+def test_killed_process_keeps_acknowledged_commits(path, module):
     command = [sys.executable, "-c", textwrap.dedent(WRITES_UNTIL_KILLED), str(path), module.__name__]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment()) as process:
         for _ in range(60):

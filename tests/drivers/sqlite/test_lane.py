@@ -45,7 +45,7 @@ async def queued(lane: Lane, job: Callable[[], Any], *, last: bool = False) -> t
     return turn, task
 
 
-async def test_a_crew_does_jobs_in_its_threads_and_tells_what_became_of_them() -> None:
+async def test_worker_threads_return_results_and_exceptions() -> None:
     crew = Crew(asyncio.get_running_loop(), 2, "crew")
     names = {await crew.do(lambda: threading.current_thread().name) for _ in range(20)}
     assert names <= {"crew_0", "crew_1"}
@@ -73,7 +73,7 @@ async def test_a_crew_has_a_thread_for_each_job_up_to_its_size() -> None:
     assert await asyncio.gather(*jobs) == ["through"] * 3
 
 
-async def test_a_thread_that_went_is_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_worker_thread_is_restarted_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncekey.databases.sqlite.lane.LINGER", 0.001)
     crew = Crew(asyncio.get_running_loop(), 1, "crew")
     for number in range(5):
@@ -82,7 +82,7 @@ async def test_a_thread_that_went_is_called_again(monkeypatch: pytest.MonkeyPatc
             await asyncio.sleep(0)
 
 
-async def test_a_job_whose_caller_is_gone_is_done_and_keeps_nobody_waiting() -> None:
+async def test_job_of_a_cancelled_caller_still_runs() -> None:
     crew, gate = Crew(asyncio.get_running_loop(), 1, "crew"), Gate()
     crew.do(gate).cancel()
     following = crew.do(lambda: "next")
@@ -91,14 +91,14 @@ async def test_a_job_whose_caller_is_gone_is_done_and_keeps_nobody_waiting() -> 
     assert gate.begun.is_set()
 
 
-async def test_a_crew_that_was_dismissed_takes_no_job() -> None:
+async def test_dismissed_worker_threads_reject_jobs() -> None:
     crew = Crew(asyncio.get_running_loop(), 1, "crew")
     crew.dismiss()
     with pytest.raises(StoreUnavailableError, match="closed"):
         crew.do(nothing)
 
 
-async def test_the_next_turn_begins_before_the_loop_hears_of_the_last_ones_end() -> None:
+async def test_next_turn_starts_before_the_loop_is_notified() -> None:
     lane = Lane(asyncio.get_running_loop())
     first, began = await held(lane), threading.Event()
     second, waiting = await queued(lane, began.set)
@@ -127,7 +127,7 @@ async def test_a_turn_is_passed_on_when_its_last_job_fails() -> None:
     assert not lane.taken
 
 
-async def test_what_is_said_together_is_done_in_one_turn_and_in_order() -> None:
+async def test_jobs_of_one_turn_run_in_order() -> None:
     lane = Lane(asyncio.get_running_loop())
     first, said = await held(lane), list[int]()
     turn, waiting = await queued(lane, lambda: said.append(0))
@@ -139,7 +139,7 @@ async def test_what_is_said_together_is_done_in_one_turn_and_in_order() -> None:
     assert said == [0, 1, 2]
 
 
-async def test_who_did_not_get_its_turn_in_time_finds_its_place_again() -> None:
+async def test_timed_out_turn_gets_its_old_position() -> None:
     lane = Lane(asyncio.get_running_loop())
     first, said = await held(lane), list[str]()
     early = Turn(lane)
@@ -154,7 +154,7 @@ async def test_who_did_not_get_its_turn_in_time_finds_its_place_again() -> None:
     assert said == ["early", "late"]
 
 
-async def test_who_is_cancelled_before_its_turn_is_forgotten_and_later_is_not() -> None:
+async def test_cancelled_waiting_job_is_dropped_and_running_job_is_not() -> None:
     lane = Lane(asyncio.get_running_loop())
     first, said = await held(lane), list[str]()
     turn, gone = await queued(lane, lambda: said.append("gone"))
@@ -178,7 +178,7 @@ async def test_who_is_cancelled_before_its_turn_is_forgotten_and_later_is_not() 
     assert not lane.taken
 
 
-async def test_a_turn_that_came_cannot_be_withdrawn_and_one_that_is_over_does_nothing_more() -> None:
+async def test_only_a_waiting_turn_can_be_withdrawn() -> None:
     lane = Lane(asyncio.get_running_loop())
     first = await held(lane)
     assert not first.withdraw()

@@ -49,7 +49,7 @@ def test_rows_and_record_commit_together(driver, engine):  # L4, L6
     assert isinstance(flows.begin(engine, again(claim), Policy()), Replay)
 
 
-def test_a_rollback_takes_both_back(driver, engine):  # L6
+def test_rollback_undoes_rows_and_record(driver, engine):  # L6
     claim = a_claim()
     lease = flows.begin(engine, claim, Policy()).lease
     tx = engine.open()
@@ -84,7 +84,7 @@ def test_readers_do_not_wait_for_a_writer(driver):
     assert items(driver) == ["tea"]
 
 
-def test_a_transaction_in_which_nothing_was_said_ends_without_a_trace(driver):
+def test_empty_transaction_ends_without_effect(driver):
     for end in ("commit", "rollback"):
         tx = driver.begin()
         getattr(tx, end)()
@@ -93,7 +93,7 @@ def test_a_transaction_in_which_nothing_was_said_ends_without_a_trace(driver):
             tx.connection.execute("SELECT 1")
 
 
-def test_after_its_end_a_transaction_says_nothing(driver):
+def test_finished_transaction_rejects_statements(driver):
     tx = driver.begin()
     connection = tx.connection
     connection.execute(INSERT, ("tea",))
@@ -120,7 +120,7 @@ def test_it_may_be_committed_in_another_thread(driver):
 # The facade
 
 
-def test_the_facade_is_a_connection(driver):
+def test_connection_wrapper_behaves_like_a_connection(driver):
     tx = driver.begin()
     connection = tx.connection
     cursor = connection.execute(INSERT, ("tea",))
@@ -141,7 +141,7 @@ def test_the_facade_is_a_connection(driver):
     assert items(driver) == ["tea", "sugar"]
 
 
-def test_savepoints_are_the_handlers_own(driver):
+def test_handler_can_use_sqlite_savepoints(driver):
     tx = driver.begin()
     connection = tx.connection
     connection.execute(INSERT, ("tea",))
@@ -174,7 +174,7 @@ def test_savepoints_are_the_handlers_own(driver):
         lambda connection: setattr(connection, "autocommit", True),
     ],
 )
-def test_the_end_is_not_the_handlers(driver, attempt):  # F16, L5
+def test_handler_cannot_end_the_transaction(driver, attempt):  # F16, L5
     tx = driver.begin()
     tx.connection.execute(INSERT, ("tea",))
 
@@ -193,12 +193,12 @@ def test_a_refused_statement_begins_nothing(driver):
     tx.rollback()
 
 
-def test_what_the_facade_does_not_have_it_names(driver):
+def test_unsupported_connection_attribute_is_named(driver):
     with pytest.raises(AttributeError, match="no backup"):
         _ = driver.begin().connection.backup
 
 
-def test_the_handlers_own_errors_are_its_own_and_leave_the_transaction_whole(driver, module):
+def test_database_error_reaches_the_handler_and_keeps_the_transaction(driver, module):
     tx = driver.begin()
     tx.connection.execute(INSERT, ("tea",))
     assert tx.connection.IntegrityError is module.IntegrityError
@@ -250,7 +250,7 @@ def test_a_transaction_that_sqlite_rolled_back_is_not_settled(driver, engine):  
 # What goes wrong
 
 
-def test_a_turn_that_does_not_come_is_an_outage_and_can_be_tried_again(driver, path, module):
+def test_first_statement_can_be_retried_after_a_lock_timeout(driver, path, module):
     other = a_stranger(path, module)
     tx = driver.begin()
 
@@ -263,7 +263,7 @@ def test_a_turn_that_does_not_come_is_an_outage_and_can_be_tried_again(driver, p
     assert items(driver) == ["milk"]
 
 
-def test_a_cursor_that_was_left_open_does_not_hold_the_past(driver):
+def test_open_cursor_does_not_keep_an_old_snapshot(driver):
     driver.run(saying(Mode.ATOMIC, insert("tea"), insert("milk")))
     tx = driver.begin()
     cursor = tx.connection.execute("SELECT item FROM orders ORDER BY id")
@@ -284,7 +284,7 @@ def test_a_commit_that_the_disk_did_not_confirm_is_ambiguous(driver, module):  #
         tx.commit()
 
 
-def test_a_commit_that_could_not_be_made_is_an_outage(driver, module):
+def test_failed_commit_raises_store_unavailable(driver, module):
     tx = driver.begin()
     tx.connection.execute(INSERT, ("tea",))
     tx._raw = FailingCommit(tx._raw, module, "SQLITE_FULL")
@@ -315,7 +315,7 @@ class FailingCommit:
 
 @pytest.mark.parametrize("sql", ["CREATE TEMP TABLE mine (x)", 'CREATE TABLE "Temp" . mine (x)'])
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_temporary_table_is_not_the_next_ones(driver, end, sql):  # X12
+def test_temporary_table_does_not_reach_the_next_transaction(driver, end, sql):  # X12
     for _ in range(2):
         tx = driver.begin()
         tx.connection.execute(sql)
@@ -325,7 +325,7 @@ def test_a_temporary_table_is_not_the_next_ones(driver, end, sql):  # X12
         following.rollback()
 
 
-def test_a_commit_does_not_wait_for_a_cursor_of_its_own(path, module):
+def test_commit_with_an_open_cursor_fails_at_once(path, module):
     driver = SqliteDriver(path, busy_timeout=20.0, look_after=0.001, module=module)
     tx = driver.begin()
     cursor = tx.connection.execute("INSERT INTO orders (item) VALUES ('tea'), ('milk') RETURNING item")
