@@ -1,4 +1,4 @@
-# Everything a contributor types. `make help` lists the targets; nothing but Python 3.11+ and make is needed.
+# The commands for contributors. `make help` lists them; they need Python 3.11+ and make.
 
 PYTHON  ?= python3
 VENV    ?= .venv
@@ -21,36 +21,36 @@ EDITABLE = --no-deps --no-build-isolation $(patsubst %/,-e %,$(dir $(addprefix .
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-more test-all lowest browser pooler promtool systemd dynalite mariadb mysql redis peers check bench docs docs-serve release-check soak torture mutants race failover pins clean
 
-help: ## List these targets
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo '  ARGS="..." is passed on to what run, test, bench and pins start; TESTS="tests/core" runs all tests that are there.'
+	@echo '  ARGS="..." is passed on to the program that a target starts; TESTS="tests/core" runs all tests of a folder or file.'
 
-install: $(VENV)/.run ## Make .venv with what `make run` needs
+install: $(VENV)/.run ## Create .venv with the packages that `make run` needs
 	@echo "$(VENV)/bin/oncekey is ready; make run starts the demo"
 
 run: $(VENV)/.run ## Serve the demo (ARGS="--port 8001 --store ...")
 	$(VENV)/bin/oncekey-demo $(ARGS)
 
-# Which tests are fast is one table, tests/harness/selection.py. TESTS names folders or files, and all that is in them runs.
+# The table in tests/harness/selection.py lists the fast tests. TESTS names folders or files, whose tests all run.
 SUITE = $(if $(filter tests,$(TESTS)),--suite=$(1))
 PYTEST = $(PY) -m pytest -n $(WORKERS) --durations=10
 
-test: $(VENV)/.dev ## Run the fast tests: SQLite, PostgreSQL, nothing to install (TESTS=..., WORKERS=..., ARGS="-k proxy")
+test: $(VENV)/.dev ## Run the fast tests, on SQLite and PostgreSQL (TESTS=..., WORKERS=..., ARGS="-k proxy")
 	$(PYTEST) $(call SUITE,fast) $(TESTS) $(ARGS)
 
-test-more: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql redis peers ## Run all other tests, on every database, server and browser
+test-more: $(VENV)/.dev browser pooler promtool systemd dynalite mariadb mysql redis peers ## Run all other tests, on every database and server and in a browser
 	$(PYTEST) $(call SUITE,more) $(TESTS) $(ARGS)
 
-test-all: ## Run the fast tests, and then all others
+test-all: ## Run all tests
 	$(if $(filter tests,$(TESTS)),$(MAKE) test)
 	$(MAKE) test-more
 
-lowest: $(LOWEST)/.made pooler dynalite mariadb mysql ## Run the tests of frameworks, drivers and clients with the lowest versions that the extras promise
+lowest: $(LOWEST)/.made pooler dynalite mariadb mysql ## Run the tests of frameworks, drivers and clients with the lowest supported versions
 	ONCEKEY_TEST_DYNALITE="$${ONCEKEY_TEST_DYNALITE:-$(abspath $(VENV))/dynalite/node_modules/.bin/dynalite}" \
 		$(LOWEST)/bin/python -m pytest -n $(WORKERS) $(LOWEST_TESTS) $(ARGS)
 
-browser: ## Look for the Chromium of the tests, and install it where that can be done (Debian, as root)
+browser: ## Install Chromium for the tests, on Debian, as root; no-op if it is installed
 	@if [ -n "$$ONCEKEY_TEST_BROWSER" ] || which chromium chromium-browser google-chrome google-chrome-stable 2>/dev/null \
 		| grep -q .; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
@@ -61,7 +61,7 @@ browser: ## Look for the Chromium of the tests, and install it where that can be
 			'name it in ONCEKEY_TEST_BROWSER, or run $(VENV)/bin/playwright install chromium' >&2; \
 	fi
 
-pooler: ## Look for the PgBouncer of the tests, and install it where that can be done (Debian, as root)
+pooler: ## Install PgBouncer for the tests, on Debian, as root; no-op if it is installed
 	@if [ -n "$$ONCEKEY_TEST_PGBOUNCER" ] || PATH="$$PATH:$(SBIN)" command -v pgbouncer >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo 'no PgBouncer is here: installing it by apt-get, for the tests of the drivers'; \
@@ -72,7 +72,7 @@ pooler: ## Look for the PgBouncer of the tests, and install it where that can be
 	fi
 
 # The package is taken apart and not installed: installing it would start a server.
-promtool: ## Look for the promtool of the tests, and get it where that can be done (Debian, as root)
+promtool: ## Install promtool for the tests, on Debian, as root; no-op if it is installed
 	@if [ -n "$$ONCEKEY_TEST_PROMTOOL" ] || PATH="$$PATH:$(VENV)/bin" command -v promtool >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo 'no promtool is here: taking it out of the package prometheus by apt-get, for the tests of contrib'; \
@@ -84,7 +84,7 @@ promtool: ## Look for the promtool of the tests, and get it where that can be do
 			'or name it in ONCEKEY_TEST_PROMTOOL' >&2; \
 	fi
 
-systemd: ## Look for the systemd-analyze of the tests, and install it where that can be done (Debian, as root)
+systemd: ## Install systemd-analyze for the tests, on Debian, as root; no-op if it is installed
 	@if [ -n "$$ONCEKEY_TEST_SYSTEMD_ANALYZE" ] || command -v systemd-analyze >/dev/null; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo 'no systemd-analyze is here: installing it by apt-get, for the tests of contrib'; \
@@ -95,7 +95,7 @@ systemd: ## Look for the systemd-analyze of the tests, and install it where that
 	fi
 
 # Into a folder of its own, by the version that is pinned here; what it needs is what npm finds for that version.
-dynalite: ## Look for the dynalite of the tests, and get it where that can be done (npm)
+dynalite: ## Install dynalite for the tests, by npm; no-op if it is installed
 	@if [ -n "$$ONCEKEY_TEST_DYNALITE" ] || [ -x $(VENV)/dynalite/node_modules/.bin/dynalite ]; then :; \
 	elif command -v npm >/dev/null; then \
 		echo 'no dynalite is here: installing it by npm into $(VENV)/dynalite, for the tests of DynamoDB'; \
@@ -107,7 +107,7 @@ dynalite: ## Look for the dynalite of the tests, and get it where that can be do
 	fi
 
 # Each into an environment of its own, by hashes; the lock file of npm has no addresses in it (omit-lockfile-registry-resolved).
-peers: $(VENV)/.dev ## Get the other packages that tests/peers judges, and keep them up to date with their pins (pip, npm)
+peers: $(VENV)/.dev ## Install the pinned packages that tests/peers judges (pip, npm)
 	@$(PY) -m bench.prepared idemkit asgi-idempotency-header django-idempotency-key \
 		|| echo 'tests/peers/test_judged.py will fail: pip cannot install the pins of bench/peers' >&2
 	@if cmp -s bench/peers/express-idempotency/package-lock.json $(VENV)/express-idempotency/package-lock.json; then :; \
@@ -123,7 +123,7 @@ peers: $(VENV)/.dev ## Get the other packages that tests/peers judges, and keep 
 # Taken apart, like promtool: installing the package would start a server. Galera's library and what copies a node come along.
 MARIADB_PACKAGES = mariadb-server-core mariadb-server mariadb-client-core galera-4 liburing2 rsync libpopt0 libxxhash0 \
 	$$(apt-cache show libaio1 >/dev/null 2>&1 && echo libaio1 || echo libaio1t64)
-mariadb: ## Look for the MariaDB of the tests, and get it where that can be done (Debian, as root)
+mariadb: ## Install MariaDB for the tests, on Debian, as root; no-op if it is installed
 	@if [ -n "$$ONCEKEY_TEST_MARIADB" ] || [ -x $(VENV)/mariadb/usr/sbin/mariadbd ]; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo 'no MariaDB is here: taking it out of its packages by apt-get, for the tests of the store'; \
@@ -139,7 +139,7 @@ mariadb: ## Look for the MariaDB of the tests, and get it where that can be done
 # C library, and run by that: nothing is installed, and the machine's list of packages stays as it is.
 MYSQL_APT = apt-get -qq -o Dir::Etc::sourcelist=$$PWD/apt/list -o Dir::Etc::sourceparts=- -o Dir::State=$$PWD/apt \
 	-o Dir::State::status=/dev/null -o Dir::Cache=$$PWD/apt -o APT::Sandbox::User=root
-mysql: ## Look for the MySQL of the tests, and get it where that can be done (Debian, as root)
+mysql: ## Install MySQL for the tests, on Debian, as root; no-op if it is installed
 	@if [ -n "$$ONCEKEY_TEST_MYSQL" ] || [ -x $(VENV)/mysql/usr/sbin/mysqld ]; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo 'no MySQL is here: taking it out of its packages by apt-get, for the tests of the store'; \
@@ -157,7 +157,7 @@ mysql: ## Look for the MySQL of the tests, and get it where that can be done (De
 
 # The Valkey that the development requirements bring is built without TLS; Debian's Redis has it.
 REDIS_PACKAGES = redis-server redis-tools libatomic1 libjemalloc2 liblzf1
-redis: ## Look for the Redis with TLS of the tests, and get it where that can be done (Debian, as root)
+redis: ## Install Redis with TLS for the tests, on Debian, as root; no-op if it is installed
 	@if [ -n "$$ONCEKEY_TEST_REDIS" ] || [ -e $(VENV)/redis/usr/bin/redis-server ]; then :; \
 	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 		echo 'no Redis with TLS is here: taking it out of its packages by apt-get, for the tests of the store'; \
@@ -169,49 +169,49 @@ redis: ## Look for the Redis with TLS of the tests, and get it where that can be
 			'ONCEKEY_TEST_REDIS (with usr/bin/redis-server in it; / where the package redis-server is installed)' >&2; \
 	fi
 
-check: $(VENV)/.dev ## Lint, formatting, types, generated drivers and the dependency arrows
+check: $(VENV)/.dev ## Check lint, format, types, generated drivers and the direction of imports
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m tools.twins --check
 	MYPYPATH=tests $(PY) -m mypy --strict -p oncekey -p oncekey_check -p oncekey_client -p oncekey_contract -p oncekey_demo -p tools -p harness -p proof.model -p proof.sim -p proof.crash
 	$(VENV)/bin/lint-imports
 
-bench: $(VENV)/.dev ## Measure requests and workers, beside unprotected ones and other packages (ARGS="--only local,replay")
+bench: $(VENV)/.dev ## Compare oncekey with unprotected routes and other packages (ARGS="--only local,replay")
 	$(PY) -m bench $(ARGS)
 
 docs: $(VENV)/.dev ## Build the documentation as a site, in site/ (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --quiet --strict $(ARGS)
 	@echo 'site/index.html is ready'
 
-docs-serve: $(VENV)/.dev ## Show the documentation while you write it (ARGS="--dev-addr 127.0.0.1:8003")
+docs-serve: $(VENV)/.dev ## Serve the documentation while you write it (ARGS="--dev-addr 127.0.0.1:8003")
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --quiet $(ARGS)
 
 # The tests of the distributions, on the wheels that will be uploaded; pip installs what they need.
-release-check: $(VENV)/.dev ## Build the distributions into dist/, install each into a new environment, and run README's program and the demo there
+release-check: $(VENV)/.dev ## Build the distributions into dist/, install each into a new environment, and run the README's program and the demo
 	rm -rf dist && for one in $(dir $(PROJECTS)); do (cd $$one && $(abspath $(PY)) -m hatchling build -d $(abspath dist)) || exit 1; done
 	ONCEKEY_TEST_RELEASE=dist $(PY) -m pytest tests/meta/test_wheel.py tests/meta/test_distributions.py $(ARGS)
 	@ls -l dist
 
-soak: $(VENV)/.dev ## Kill a journalled client 50 times in 1,000 operations over a bad network (minutes)
+soak: $(VENV)/.dev ## Kill a client with a journal 50 times during 1,000 operations over a bad network (minutes)
 	$(PY) tests/soak/client_soak.py $(or $(ARGS),--operations 1000 --kills 50)
 
-torture: $(VENV)/.dev dynalite mariadb mysql ## Torture every store on a private server, five minutes each (ARGS="--seconds 60 --store redis --seed 7")
+torture: $(VENV)/.dev dynalite mariadb mysql ## Run torture on every store, on private servers, five minutes each (ARGS="--seconds 60 --store redis --seed 7")
 	$(PY) tests/soak/torture_soak.py $(ARGS)
 
-mutants: $(VENV)/.dev ## Drop each guard of each SQL statement in turn, on SQLite and PostgreSQL, and look for a test that notices (five minutes)
+mutants: $(VENV)/.dev ## Drop each guard of each SQL statement in turn, on SQLite and PostgreSQL, and check that a test fails (five minutes)
 	for one in sqlite postgres; do PYTHONPATH=tests $(PY) -m harness.mutating $$one --report $(VENV)/mutants.jsonl $(ARGS) || exit 1; done
 
 race: $(VENV)/.dev dynalite mariadb mysql ## Let 8 processes race for 2,000 keys on every store (ARGS="--rounds 500 --store redis --seed 7")
 	$(PY) tests/soak/race_soak.py $(ARGS)
 
-failover: $(PATRONI)/.made ## Torture two servers that Patroni keeps, and kill the leader (a minute; ARGS="--seconds 60 --seed 7")
+failover: $(PATRONI)/.made ## Run torture on two servers under Patroni, and kill the leader (a minute; ARGS="--seconds 60 --seed 7")
 	$(PATRONI)/bin/python tests/soak/failover_soak.py $(ARGS)
 
 # Everything is compiled from the projects, and the check at the end keeps registries' addresses out of the tree.
 COMPILE = $(UV) pip compile $(PROJECTS) --quiet --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-emit-package oncekey
 
-pins: ## Maintainers, with uv: compile requirements/*.txt again (ARGS=--upgrade)
+pins: ## For maintainers, with uv: compile requirements/*.txt (ARGS=--upgrade)
 	$(COMPILE) --extra postgres --extra asyncpg --group build $(ARGS) -o requirements/run.txt
 	$(COMPILE) --all-extras --group dev --group build -c requirements/run.txt $(ARGS) -o requirements/dev.txt
 	$(COMPILE) --all-extras --group lowest --group build --resolution lowest-direct $(ARGS) -o requirements/lowest.txt

@@ -1,1 +1,1 @@
-"""What oncekey costs: the demo's `POST /orders` with and without it, side by side. See README.md."""
+"""The cost of oncekey: the demo's `POST /orders` with and without it. See README.md."""

@@ -1,7 +1,7 @@
-"""`python -m bench`: what a protected request costs, beside the same one unprotected and beside other packages.
+"""`python -m bench`: the cost of a protected request, compared with an unprotected one and with other packages.
 
-It starts a private PostgreSQL and one server process for each application and lets them take turns under load; then
-workers empty an outbox, and a reaper works beside a load. It writes figures, never a verdict: tables here,
+It starts a private PostgreSQL and one server process for each application, which take turns under load; then workers
+empty an outbox, and a reaper works during a load. It writes figures without a verdict: tables to the terminal,
 `results.json`, and a page with plots.
 """
 
@@ -26,19 +26,19 @@ JSON, PAGE = "results.json", "index.html"
 FULL = 50_000
 """Messages in a full outbox."""
 LINES = 200
-"""Lines that keep an order."""
+"""The number of ordered queues."""
 
 
 def say(words: str) -> None:
-    """Progress goes beside the figures, not between them."""
-    start = "\r\033[K" if sys.stderr.isatty() else ""  # over what tells of progress
+    """Write progress to standard error, apart from the figures."""
+    start = "\r\033[K" if sys.stderr.isatty() else ""  # overwrites the progress line
     print(f"{start}bench: {words}", file=sys.stderr, flush=True)
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure, or show again what was measured."""
+    """Measure, or show earlier results."""
     said = _parser().parse_args(words)
-    # The same way out as Ctrl-C: everything that was started is ended.
+    # Exits like Ctrl-C, so that every started process is ended.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         if said.list:
@@ -77,13 +77,13 @@ def _parser() -> argparse.ArgumentParser:
         "--connections", type=_positive, default=plan.connections, help=f"requests at once ({plan.connections})"
     )
     requests.add_argument(
-        "--requests", type=_positive, default=plan.at_most, help=f"at most so many per slice ({plan.at_most})"
+        "--requests", type=_positive, default=plan.at_most, help=f"maximum per slice ({plan.at_most})"
     )
     requests.add_argument(
-        "--minutes", type=float, default=plan.minutes, help=f"begin no round that would end later ({plan.minutes:g})"
+        "--minutes", type=float, default=plan.minutes, help=f"start no round that would end later ({plan.minutes:g})"
     )
-    requests.add_argument("--without-peers", action="store_true", help="install and measure no other package")
-    requests.add_argument("--baseline", metavar="REF", help="measure a commit beside the present sources, as 'before'")
+    requests.add_argument("--without-peers", action="store_true", help="neither install nor measure other packages")
+    requests.add_argument("--baseline", metavar="REF", help="also measure the sources of a commit, as 'before'")
     requests.add_argument("--pin", action="store_true", help="servers on the first core, the load on others (Linux)")
     workers = parser.add_argument_group("workers")
     workers.add_argument(
@@ -96,11 +96,11 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         default="",
         metavar="NAMES",
-        help="variants or groups, with what they are compared with, and drain and reap; --list names them",
+        help="variants or groups, and the variants they are compared with; drain, reap; --list shows all",
     )
     what.add_argument("--out", type=Path, default=ROOT / "bench-results", help="folder for results (bench-results)")
     what.add_argument("--list", action="store_true", help="list what can be measured")
-    what.add_argument("--render", action="store_true", help="make the page again from the results that are there")
+    what.add_argument("--render", action="store_true", help="render the page from existing results")
     what.add_argument(
         "--readme",
         action="store_true",
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--check",
         action="store_true",
-        help="fail if the README or the sizing page has other figures than bench/kept.json",
+        help="fail if the figures of the README or the sizing page differ from bench/kept.json",
     )
     return parser
 
@@ -139,7 +139,7 @@ def _measure(said: argparse.Namespace) -> None:
             measured = None
             if wanted.variants:
                 measured = rounds.run(rounds.Run(plan, stores, pythons, before, say), wanted)
-    # Requests are measured first: whoever else is busy with these is heard by nobody.
+    # Requests are measured first, before the workers load the machine.
     workers = _workers(said, beside)
     document = results.document(measured, plan, machine, commits, missing, workers=workers)
     said.out.mkdir(parents=True, exist_ok=True)
@@ -154,7 +154,7 @@ def _measure(said: argparse.Namespace) -> None:
 
 
 def _workers(said: argparse.Namespace, beside: Sequence[str]) -> dict[str, Any]:
-    """What workers come to, each on a server of its own."""
+    """The figures of workers, each on a separate server."""
     found: dict[str, Any] = {}
     if "drain" in beside:
         messages = FULL if said.full else said.messages
@@ -175,7 +175,7 @@ def _results(folder: Path) -> summary.Document:
     try:
         return dict(json.loads((folder / JSON).read_text()))
     except FileNotFoundError:
-        raise BenchError(f"there are no results in {folder}: make bench") from None
+        raise BenchError(f"there are no results in {folder}: run make bench") from None
 
 
 def _readme(document: summary.Document) -> None:
@@ -184,7 +184,7 @@ def _readme(document: summary.Document) -> None:
         text = (ROOT / name).read_text()
         (ROOT / name).write_text(text.replace(summary.between_markers(text), figures(kept)))
     summary.KEPT.write_text(json.dumps(kept, indent=1) + "\n")
-    say(f"{' and '.join(summary.PUBLISHED)} have the figures of {document['made']}, and {summary.KEPT.name} keeps them")
+    say(f"{' and '.join(summary.PUBLISHED)} have the figures of {document['made']}, which {summary.KEPT.name} stores")
 
 
 def _check() -> int:
@@ -195,10 +195,10 @@ def _check() -> int:
         if summary.between_markers((ROOT / name).read_text()) != figures(kept)
     ]
     for name in stale:
-        say(f"{name} has other figures than {summary.KEPT.name}: run python -m bench --readme")
+        say(f"the figures of {name} and {summary.KEPT.name} differ: run python -m bench --readme")
     grown = growth.stale()
     for name in grown:
-        say(f"{name} has other figures than {growth.KEPT.name}: run python -m bench.scale --full --keep")
+        say(f"the figures of {name} and {growth.KEPT.name} differ: run python -m bench.scale --full --keep")
     return int(bool(stale or grown))
 
 

@@ -1,4 +1,4 @@
-"""Processors' time, of processes and of the machine, in fractions of a millisecond; Linux says it, others may not."""
+"""Processor time of processes and of the machine, in fractions of a millisecond; available on Linux."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _AUXILIARY = ("walwriter", "checkpointer", "background writer", "wal writer")
 
 
 def seconds_of(pid: int) -> float | None:
-    """The time that a process and its threads were on a processor."""
+    """The processor time of a process and its threads."""
     if not _PROC.exists():
         return None
     try:
-        # clock_getcpuclockid(3), which Python does not have: exact, where /proc/PID/stat counts hundredths of a second.
+        # clock_getcpuclockid(3), which Python lacks: exact, while /proc/PID/stat counts hundredths of a second.
         return time.clock_gettime((~pid << 3) | _SCHEDULED)
     except OSError:
         return None
 
 
 def backends_of(postmaster: int, database: str) -> dict[int, float]:
-    """The time of each process that works for a database, and of those that write for all of them.
+    """The time of each process that works for a database, and of the writers that serve all databases.
 
-    Those that wait on other databases do nothing for this one, and are left out: some peers poll.
+    Backends of other databases are omitted, because some peers poll.
     """
-    from harness.processes import children  # noqa: PLC0415  (beside the tests, found once the server was started)
+    from harness.processes import children  # noqa: PLC0415  (in tests/, importable once the server was started)
 
     found = {}
     for pid in children(postmaster):
@@ -45,20 +45,20 @@ def backends_of(postmaster: int, database: str) -> dict[int, float]:
 
 
 def added(before: dict[int, float], after: dict[int, float]) -> float:
-    """What the processes that are there now have spent since; new ones have spent all of theirs."""
+    """The processor time of the current processes since `before`; for new processes, all of it."""
     return sum(spent - before.get(pid, 0.0) for pid, spent in after.items())
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What all processors have done so far, in seconds of one."""
+    """The busy time of all processors so far, in seconds."""
 
     busy: float
     stolen: float
 
     @classmethod
     def now(cls) -> Machine | None:
-        """Read it, where it can be read."""
+        """Read it; None if the system does not report it."""
         try:
             fields = (_PROC / "stat").read_text().split("\n", 1)[0].split()[1:]
         except OSError:
@@ -69,7 +69,7 @@ class Machine:
 
 
 def processor() -> str:
-    """What the processor calls itself."""
+    """The name of the processor."""
     try:
         lines = (_PROC / "cpuinfo").read_text().splitlines()
     except OSError:

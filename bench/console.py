@@ -1,8 +1,7 @@
 """`python -m bench.console`: how long the console's pages take on a large table.
 
-PostgreSQL only. The tables are filled by the database itself. Then the plan of every statement has to use its index, or
-there are no figures. Then every page is rendered a few times by the application in this process, store included, and
-without a server's sockets.
+PostgreSQL only. The database fills the tables. Then the plan of every statement must use its index, otherwise there are
+no figures. Then the application in this process renders every page a few times, with the store but without sockets.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ PAGES = {
 
 
 async def measured(url, rounds):
-    """The pages of a console that has just been started, each a few times."""
+    """The pages of a newly started console, each rendered a few times."""
     console = Console(url, tokens=f"bench:operate:{TOKEN}")
     transport = httpx.ASGITransport(console, client=("127.0.0.1", 1))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/") as visitor:
@@ -69,10 +68,10 @@ async def _timed(rounds, ask):
 
 
 def main():
-    """Fill, then look."""
+    """Fill the tables, then measure."""
     parser = argparse.ArgumentParser(prog="python -m bench.console", description=__doc__)
-    parser.add_argument("--records", type=int, default=200_000, help="how many there are (200000)")
-    parser.add_argument("--full", action="store_true", help="five million, which takes minutes and gigabytes")
+    parser.add_argument("--records", type=int, default=200_000, help="number of records (200000)")
+    parser.add_argument("--full", action="store_true", help="five million records: takes minutes and gigabytes")
     parser.add_argument("--rounds", type=int, default=20, help="how often each page is rendered (20)")
     said = parser.parse_args()
     records = 5_000_000 if said.full else said.records
@@ -81,7 +80,7 @@ def main():
         engine = connect(url.replace("+asyncpg", "+psycopg"))
         engine.migrate()
         engine.close()
-        # Beside the tests, found once `places` was entered.
+        # In the tests' folder, which is importable once `places` was entered.
         from harness.filling import fill_beside, fill_postgres  # noqa: PLC0415
 
         began = time.perf_counter()
@@ -98,7 +97,7 @@ def main():
 
 
 def planned(connection):
-    """How long each statement takes by itself; one that reads a table from end to end is refused."""
+    """The duration of each statement; raises if one scans a whole table."""
     from console.test_plans import NARROW, WANTED  # noqa: PLC0415
     from harness.plans import check_plan, explained  # noqa: PLC0415
 

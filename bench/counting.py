@@ -1,6 +1,6 @@
-"""What one request makes PostgreSQL do: messages that wait for an answer, transactions that write, bytes of WAL.
+"""The work of PostgreSQL for one request: messages that wait for a reply, transactions that write, bytes of WAL.
 
-It is counted in a round of its own, request by request on one connection, through a relay; nothing is timed there.
+They are counted in a separate round, request by request on one connection through a relay, without timing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Self, cast
 from bench.load import HOST
 from bench.serving import Stores
 
-# Both are exact at once, while the server's statistics come late.
+# Both are exact immediately, while the server's statistics lag.
 _SAID = """
     SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint,
            pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint
@@ -21,7 +21,7 @@ _SAID = """
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Per request. A message is whatever the client sends before it hears from the server again: a round trip."""
+    """Counts per request. A message is everything that the client sends before the next reply: a round trip."""
 
     messages: float
     transactions: float
@@ -29,7 +29,7 @@ class Counts:
 
 
 class Relay:
-    """Hands bytes on between servers and PostgreSQL, and counts how often it was the client's turn to speak."""
+    """Relays bytes between servers and PostgreSQL, and counts how often the client began to send."""
 
     def __init__(self, target: int) -> None:
         self.turns = 0
@@ -86,7 +86,7 @@ class _Link(asyncio.Protocol):
 
 
 class _Client(_Link):
-    """The end that asks. What it says before PostgreSQL is connected is kept."""
+    """The client's end. Bytes that arrive before PostgreSQL is connected are buffered."""
 
     def __init__(self, relay: Relay) -> None:
         super().__init__(relay)
@@ -119,7 +119,7 @@ class _Client(_Link):
 
 
 class _Server(_Link):
-    """The end that answers."""
+    """The server's end."""
 
     def __init__(self, relay: Relay, client: _Client) -> None:
         super().__init__(relay)
@@ -137,7 +137,7 @@ class _Server(_Link):
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """How far everything had counted at one moment."""
+    """All counters at one moment."""
 
     turns: int
     transactions: int
@@ -149,7 +149,7 @@ class Tally:
         return cls(relay.turns, transactions, wal)
 
     def per(self, before: Tally, requests: int) -> Counts:
-        """What each of so many requests added."""
+        """The increase per request."""
         return Counts(
             messages=(self.turns - before.turns) / requests,
             transactions=(self.transactions - before.transactions) / requests,

@@ -32,7 +32,7 @@ BASE = "stock"
 UNPROTECTED = (BASE, "stock-again", "bare", "sqlite-unkeyed")
 PROTECTED = ("local", "local-observed", "cold-replay", "phased", "sqlite")
 BASES = {"bare": "bare", "cold-replay": "bare", "sqlite-unkeyed": "sqlite-unkeyed", "sqlite": "sqlite-unkeyed"}
-"""What a route is compared with, if not with `stock`."""
+"""The base of a route, if it is not `stock`."""
 REPLAYS = ("cold-replay",)
 NOW, BEFORE = "now", "before"
 
@@ -68,7 +68,7 @@ class Tree:
     def measure(self, route: str, requests: int, together: int) -> Spent:
         database = self._databases[route]
         if route.startswith("sqlite"):
-            requests = max(1, requests // 5)  # each waits for the disk
+            requests = max(1, requests // 5)  # each one waits for the disk
         if route in REPLAYS:
             self._say(f"prepare {route} {requests} {together}")
             self._read()
@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=100, help="in each batch")
     parser.add_argument("--together", type=int, default=8, help="requests at once")
     parser.add_argument("--routes", default=",".join(PROTECTED), help="protected routes (%(default)s)")
-    parser.add_argument("--baseline", metavar="REF", help="measure a commit beside the present sources, as 'before'")
+    parser.add_argument("--baseline", metavar="REF", help="also measure the sources of a commit, as 'before'")
     given = parser.parse_args()
     with ExitStack() as stack:
         sources = {NOW: ROOT / "src"}

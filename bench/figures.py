@@ -1,4 +1,4 @@
-"""Figures of a run: what a slice of load came to, and medians with their range over rounds."""
+"""Figures of a run: slices of load, and medians with their range over rounds."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 
 class BenchError(Exception):
-    """The figures would be wrong, or there would be none."""
+    """A measurement failed, or its figures would be wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A median and how far the rounds lay apart."""
+    """A median with the range of the rounds."""
 
     median: float
     low: float
@@ -26,19 +26,19 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One variant under load for a moment. Processors' seconds are None where the system does not say them."""
+    """One variant under load for a short time. Processor times are None if the system does not report them."""
 
     seconds: float
     latencies: Sequence[float]
     server_seconds: float | None
     store_seconds: float | None
     foreign_cores: float | None
-    """Cores that were busy with what is no part of this bench."""
+    """Cores that other programs used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One variant in one round: all of its slices together."""
+    """One variant in one round: the total of its slices."""
 
     requests: int
     rate: float
@@ -52,7 +52,7 @@ class Figures:
     def of(cls, slices: Sequence[Slice]) -> Figures:
         ordered = sorted(latency for each in slices for latency in each.latencies)
         if not ordered:
-            raise BenchError("no answer came")
+            raise BenchError("no response was received")
         requests = len(ordered)
         foreign = [each.foreign_cores for each in slices if each.foreign_cores is not None]
         return cls(
@@ -67,7 +67,7 @@ class Figures:
 
     @property
     def cpu_us(self) -> float | None:
-        """Processors' time of one request, in the server and in its store."""
+        """Processor time per request, in the server and in its store."""
         return None if self.server_us is None or self.store_us is None else self.server_us + self.store_us
 
 
@@ -77,22 +77,22 @@ def _each(seconds: Iterable[float | None], requests: int) -> float | None:
 
 
 def at(ordered: Sequence[float], share: float) -> float:
-    """What a share of sorted values does not exceed."""
+    """A quantile of sorted values."""
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
 
 
 def by_rate(ours: Sequence[Figures], base: Sequence[Figures]) -> list[float]:
-    """Requests per second as a share of the base's, of the same round each."""
+    """Requests per second as a share of the base's, by round."""
     return [one.rate / other.rate for one, other in zip(ours, base, strict=True)]
 
 
 def added_us(ours: Sequence[Figures], base: Sequence[Figures], name: str) -> list[float]:
-    """By how many microseconds a wait (`p50_ms`, `p99_ms`) is longer than the base's, of the same round each."""
+    """By how many microseconds `p50_ms` or `p99_ms` exceeds the base's, by round."""
     return [(getattr(one, name) - getattr(other, name)) * 1000 for one, other in zip(ours, base, strict=True)]
 
 
 def by_cpu(ours: Sequence[Figures], base: Sequence[Figures]) -> list[float] | None:
-    """The base's processors' time as a share of ours, of the same round each: 0.5 is twice the cost."""
+    """The base's processor time as a share of ours, by round: 0.5 means twice the cost."""
     shares = []
     for one, other in zip(ours, base, strict=True):
         if not one.cpu_us or not other.cpu_us:

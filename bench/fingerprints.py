@@ -1,7 +1,7 @@
-"""`python -m bench.fingerprints`: the processor time of a body's canonical form, beside `json.loads` of the same body.
+"""`python -m bench.fingerprints`: the processor time of a body's canonical form, compared with that of `json.loads`.
 
-Bodies are ordinary ones and the worst that are known. Each is measured several times, and its best time counts: what
-else the machine does only adds to it. A body that is refused is measured until its refusal.
+The bodies are ordinary ones and the slowest known ones. Each is measured several times, and the best time counts,
+because other load only adds to it. A refused body is measured until its refusal.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.places import ROOT
 
 
 def filled(size: int, make: Callable[[random.Random], str], first: str = "") -> bytes:
-    """An array of about so many bytes."""
+    """An array of about `size` bytes."""
     draw, items, length = random.Random(8785), [first] if first else [], 0
     while length < size:
         items.append(make(draw))
@@ -31,7 +31,7 @@ def order(draw: random.Random) -> str:
 
 
 def bodies(size: int) -> dict[str, bytes]:
-    """What is measured."""
+    """The bodies, by name."""
     return {
         "orders": filled(size, order),
         "integers": filled(size, lambda draw: str(draw.randrange(1000))),
@@ -47,7 +47,7 @@ def bodies(size: int) -> dict[str, bytes]:
 
 
 def milliseconds(work: Callable[[], object], rounds: int) -> float:
-    """The best of some rounds."""
+    """The best time of several rounds."""
     found = []
     for _ in range(rounds):
         began = time.process_time()

@@ -1,9 +1,9 @@
-"""`python -m bench.frameworks`: what protection costs in each framework, beside the same route without it.
+"""`python -m bench.frameworks`: the cost of protection in each framework, compared with the same route without it.
 
-Every framework serves one application in a process of its own, on the server that people run it on, with one worker: a
-route that is not protected, and the same one protected, on a store in memory. So there is no disk in it, and what is
-left is what the framework, its skin and the engine do for a request. All of them take turns in short slices, round
-after round, and ratios are made within a round. Every answer is checked for its status and for the mark of a replay.
+Every framework serves one application in a separate process, on a common server for it, with one worker: an unprotected
+route and the same route protected, on a store in memory. There is no disk, so the figures show the cost of the
+framework, its adapter and the engine. All take turns in short slices, round after round, and ratios are computed within
+a round. Every response is checked for its status and for the marker of a replay.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ PLACES = {
     "Flask, waitress": ("flask", "waitress"),
     "WSGI, waitress": ("wsgi", "waitress"),
 }
-"""What is measured: a framework, and what serves it."""
+"""The measured combinations: a framework, and its server."""
 KINDS = ("unprotected", "new key", "replay")
 THREADS = 16
 _KNOWN = 64
 _IDLE = 3600
-"""Seconds that a connection may rest while others have their turn."""
+"""Seconds that a connection may be idle during the turns of others."""
 _GUNICORN = ("--worker-class", "gthread", "--workers", "1", "--keep-alive", str(_IDLE), "--log-level", "error")
 
 
-# The applications, each with two routes that do the same.
+# The applications, each with two equal routes.
 
 
 def application(framework: str) -> Any:
@@ -148,7 +148,7 @@ def _django(once: Any, protect: Any) -> Any:
         json.loads(request.body)
         return JsonResponse({"status": "created"}, status=201)
 
-    globals()["once_of_django"] = once  # a setting names the place of it
+    globals()["once_of_django"] = once  # a setting contains its path
     settings.configure(
         ALLOWED_HOSTS=[HOST],
         ROOT_URLCONF=(path("unprotected", order), path("protected", protect(order))),
@@ -193,7 +193,7 @@ def _wsgi(environ: Any, start_response: Any) -> Any:
 
 
 def __getattr__(name: str) -> Any:
-    if name != "app":  # what gunicorn asks for
+    if name != "app":  # what gunicorn looks up
         raise AttributeError(name)
     return application(os.environ["BENCH_FRAMEWORK"])
 
@@ -217,14 +217,14 @@ def serve(framework: str, server: str, listening: socket.socket) -> None:
 
 @dataclass(frozen=True)
 class Figure:
-    """One slice: requests per second, and the server's processor time of each."""
+    """One slice: requests per second, and the server's processor time per request."""
 
     rate: float
     cpu_us: float | None
 
 
 class Place:
-    """A server that is up, and connections to it."""
+    """A running server, and connections to it."""
 
     def __init__(self, pid: int, port: int, said: Any) -> None:
         self.pid, self.port, self._said = pid, port, said
@@ -233,7 +233,7 @@ class Place:
         self._again = itertools.cycle(self._known)
 
     async def open(self, connections: int) -> None:
-        """Connect, and answer the keys that will be replayed."""
+        """Connect, and execute the keys that will be replayed."""
         self._lanes = await Lanes.open(self.port, connections)
         keys = iter(self._known)
 
@@ -275,7 +275,7 @@ class Place:
 
 @contextmanager
 def served(framework: str, server: str) -> Iterator[Place]:
-    """A framework in a process of its own."""
+    """A framework in a separate process."""
     from harness.patience import wait_until  # noqa: PLC0415
     from harness.processes import children  # noqa: PLC0415
 
@@ -305,14 +305,14 @@ Found = dict[str, dict[str, list[Figure]]]
 
 
 async def run(names: list[str], rounds: int, seconds: float, connections: int) -> Found:
-    """Every kind of request in every place, round after round."""
+    """Every kind of request on every server, round after round."""
     found: Found = {name: {kind: [] for kind in KINDS} for name in names}
     with ExitStack() as stack:
         places = {name: stack.enter_context(served(*PLACES[name])) for name in names}
         for place in places.values():
             await place.open(connections)
             for kind in KINDS:
-                await place.measure(kind, seconds / 4)  # caches are filled
+                await place.measure(kind, seconds / 4)  # fills caches
         for _ in range(rounds):
             for name, place in places.items():
                 for kind in KINDS:
@@ -323,7 +323,7 @@ async def run(names: list[str], rounds: int, seconds: float, connections: int) -
 
 
 def table(found: Found) -> str:
-    """A line for each place: its rate without protection, and what share of that a new key and a replay have."""
+    """A line for each server: its rate without protection, and the shares of a new key and of a replay."""
     width = max(len(name) for name in found) + 2
     head = f"{'':{width}}{'unprotected':>12}  {'new key, rate':>20}  {'processor time':>20}"
     lines = [f"{head}  {'replay, rate':>20}  {'processor time':>20}"]
@@ -347,7 +347,7 @@ def main() -> None:
     """Measure, and print the table."""
     parser = argparse.ArgumentParser(prog="bench.frameworks", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each kind of request, in each round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds for each kind of request, in each round")
     parser.add_argument("--connections", type=int, default=8)
     parser.add_argument("--only", default="", help=f"some of: {'; '.join(PLACES)}", metavar="TEXT")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
@@ -359,9 +359,9 @@ def main() -> None:
         return
     names = [name for name in PLACES if given.only.lower() in name.lower()]
     if not names:
-        parser.error(f"--only {given.only}: nothing is called so")
+        parser.error(f"--only {given.only}: nothing matches")
     print(table(asyncio.run(run(names, given.rounds, given.seconds, given.connections))))
-    print("Shares of the unprotected route's: 1.00 costs nothing, 0.50 twice as much. Medians (lowest-highest round).")
+    print("Shares of the unprotected route: 1.00 means no cost, 0.50 twice the cost. Medians (lowest-highest round).")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `bench.scale` found, as a table, as a plot, and as the part of the sizing page that `bench --check` compares."""
+"""The results of `bench.scale`: a table, a plot, and the part of the sizing page that `bench --check` compares."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _statement(name: str) -> Callable[[Point], str]:
 
 
 def console_ms(point: Point) -> float:
-    """How long PostgreSQL takes for the slowest statement of the console."""
+    """PostgreSQL's time for the slowest statement of the console."""
     return max(plan["plan_ms"] + plan["run_ms"] for name, plan in point["plans"].items() if name.startswith("console:"))
 
 
@@ -59,12 +59,12 @@ COSTS: Mapping[str, Callable[[Point], str]] = {
 
 
 def read_whole(point: Point) -> list[str]:
-    """The tables that grow with the keys and that a statement reads from end to end."""
+    """The tables that grow with the keys and that a statement scans completely."""
     return sorted({table for plan in point["plans"].values() for table in plan["read_whole"]} & {"record", "work"})
 
 
 def table(found: Document) -> str:
-    """For the terminal."""
+    """The results as text for the terminal."""
     points = found["points"]
     lines = [f"{'':<62}" + "".join(f"{_named(point):>24}" for point in points)]
     for rows in (ROWS, COSTS):
@@ -108,7 +108,7 @@ def published(found: Document) -> str:
 
 
 def series(found: Document) -> dict[str, list[float]]:
-    """What the plot has: requests as multiples of the small table's, statements of what they were at the first size."""
+    """The plot's data: requests as multiples of the small table's, statements as multiples of the first size."""
     points = found["points"]
     statements = {"sweeper's page": "stale", "reaper's batch": "purge_expired, 200 due"}
     taken: dict[str, list[float]] = {}
@@ -123,7 +123,7 @@ def series(found: Document) -> dict[str, list[float]]:
 
 
 def plot(found: Document) -> str:
-    """An SVG that needs nothing else: the number of records to the right, multiples upwards."""
+    """A self-contained SVG: the number of records on the x axis, multiples on the y axis."""
     sizes, lines = [point["rows"] for point in found["points"]], series(found)
     highest = max(2.0, math.ceil(max(value for values in lines.values() for value in values)))
     span = math.log(sizes[-1] / sizes[0]) or 1.0
@@ -164,7 +164,7 @@ def keep(found: Document) -> None:
 
 
 def stale() -> list[str]:
-    """The files that have other figures than those that are kept."""
+    """The files whose figures differ from the stored ones."""
     found = json.loads(KEPT.read_text())
     text, drawn = (ROOT / PAGE).read_text(), (ROOT / PLOT).read_text()
     wrong = [PAGE] if between_markers(text, BEGIN, END) != published(found) else []

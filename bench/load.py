@@ -1,4 +1,4 @@
-"""A load generator: keep-alive connections over loopback, each with one request on its way at any time."""
+"""A load generator: keep-alive connections over loopback, each with one request in progress at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMPLAINTS = 3
 
 @dataclass(slots=True)
 class Volley:
-    """What came of one slice of load."""
+    """The results of one slice of load."""
 
     seconds: float = 0.0
     sent: int = 0
@@ -34,20 +34,20 @@ class Volley:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to send, how an answer must look, and when to stop: in time, in number, or when there is no request left."""
+    """What to send, what a response must contain, and when to stop: by time, by number, or when no request is left."""
 
     request: Callable[[], bytes | None]
     status: bytes
     marker: bytes | None = None
-    """What the head of every answer must hold, in lower case."""
+    """Text that the head of every response must contain, in lower case."""
     unmarked: bytes | None = None
-    """What the head of no answer may hold."""
+    """Text that no response head may contain."""
     seconds: float = 1.0
     at_most: int = 50_000
 
 
 class Lanes:
-    """Connections to one server, opened once and used in every slice."""
+    """Connections to one server, opened once and used by every slice."""
 
     def __init__(self, lanes: list[_Lane]) -> None:
         self._lanes = lanes
@@ -59,7 +59,7 @@ class Lanes:
         return cls([lane for _, lane in opened])
 
     async def fire(self, load: Load) -> Volley:
-        """Send for as long as the load says, wait for what is on its way, and count what came back."""
+        """Send for the duration of the load, wait for open requests, and count the responses."""
         volley = Volley()
         began = time.perf_counter()
         ended = [lane.run(load, volley, began + load.seconds) for lane in self._lanes]
@@ -67,7 +67,7 @@ class Lanes:
             async with asyncio.timeout(load.seconds + PATIENCE):
                 await asyncio.gather(*ended)
         except TimeoutError:
-            volley.wrong.append(f"no answer within {PATIENCE:.0f} seconds")
+            volley.wrong.append(f"no response within {PATIENCE:.0f} seconds")
         volley.seconds = time.perf_counter() - began
         return volley
 
@@ -78,7 +78,7 @@ class Lanes:
 
 
 class _Lane(asyncio.Protocol):
-    """One connection. It is idle between slices."""
+    """One connection, which is idle between slices."""
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -91,7 +91,7 @@ class _Lane(asyncio.Protocol):
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def run(self, load: Load, volley: Volley, ends: float) -> asyncio.Future[None]:
-        """Begin a slice; the future is done when the last answer has come."""
+        """Begin a slice; the future is done when the last response has arrived."""
         self._load, self._volley, self._ends, self._sent = load, volley, ends, 0
         self._done = asyncio.get_running_loop().create_future()
         self._next()
@@ -131,7 +131,7 @@ class _Lane(asyncio.Protocol):
         assert self._done is not None
         now = time.perf_counter()
         volley = self._volley
-        # However late it is, every lane sends a few: what a server does first after a rest is shared by many requests.
+        # Even when time is up, every lane sends a few: the first work of a resumed server is shared by many requests.
         late = self._sent >= AT_LEAST and now >= self._ends
         if late or volley.sent >= self._load.at_most or len(volley.wrong) >= _COMPLAINTS:
             request = None
@@ -149,7 +149,7 @@ class _Lane(asyncio.Protocol):
 
 
 async def fire(port: int, load: Load, connections: int = 1) -> Volley:
-    """One slice on connections of its own."""
+    """One slice on separate connections."""
     lanes = await Lanes.open(port, connections)
     try:
         return await lanes.fire(load)
@@ -162,14 +162,14 @@ def _complaint(head: bytes, load: Load) -> str | None:
     if line.split(b" ", 2)[1] != load.status:
         return line.decode("latin-1")
     if load.marker is not None and load.marker not in head:
-        return f"an answer without {load.marker.decode()}"
+        return f"a response without {load.marker.decode()}"
     if load.unmarked is not None and load.unmarked in head:
-        return f"an answer with {load.unmarked.decode()}"
+        return f"a response with {load.unmarked.decode()}"
     return None
 
 
 def _whole(head: bytes, body: bytes) -> bool:
-    """Whether an answer has come to its end."""
+    """Whether a response is complete."""
     if _CHUNKED in head:
         return body.endswith(_LAST_CHUNK)
     at = head.find(_LENGTH)

@@ -1,9 +1,9 @@
-"""`python -m bench.observe`: what observers cost a request, and that nobody pays who has none.
+"""`python -m bench.observe`: the cost of observers per request, and that it is zero without observers.
 
-One process serves an application on a store in memory, and calls it without a socket: new keys, and replays. So there
-is no disk and no network in it, and what is left is the time of processors, which hardly changes when others are busy.
-The same is done with no observer, one that does nothing, and each of those that ship, in turn, round after round. That
-nobody's own figure has no event in it is not a matter of time: `tests/frameworks/test_budget.py` counts the calls.
+One process calls an application on a store in memory, without a socket: new keys, and replays. Without disk and network
+the processor time remains, which other load hardly changes. It is measured with no observer, with one that does
+nothing, and with each shipped one, in turn, round after round. That no event is created without an observer cannot be
+measured by time: `tests/frameworks/test_budget.py` counts the calls.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WAYS = ("nobody", "does nothing", "logs", "prometheus", "opentelemetry")
 
 
 def observers(way: str) -> list[Callable[[Any], None]]:
-    """Who observes."""
+    """The observers of this case."""
     from opentelemetry.sdk.metrics import MeterProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
 
@@ -47,7 +47,7 @@ def observers(way: str) -> list[Callable[[Any], None]]:
 
 
 class Shop:
-    """One protected route, and how it is called."""
+    """One protected route, and a way to call it."""
 
     def __init__(self, way: str) -> None:
         from fastapi import FastAPI  # noqa: PLC0415
@@ -90,7 +90,7 @@ class Shop:
         assert statuses == [201]
 
     async def measure(self, requests: int) -> tuple[float, float]:
-        """Microseconds of processors' time for a new key and for a replay."""
+        """Microseconds of processor time for a new key and for a replay."""
         keys = [uuid.uuid4().hex for _ in range(requests)]
         took = []
         for _ in range(2):
@@ -107,7 +107,7 @@ async def run(rounds: int, requests: int) -> dict[str, list[tuple[float, float]]
     async with AsyncExitStack() as open_ones:
         for shop in shops.values():
             await open_ones.enter_async_context(shop.once.lifespan(shop.app))
-            await shop.measure(max(2, requests // 4))  # caches are filled
+            await shop.measure(max(2, requests // 4))  # fills caches
         for _ in range(rounds):
             for way, shop in shops.items():
                 found[way].append(await shop.measure(requests))
@@ -115,7 +115,7 @@ async def run(rounds: int, requests: int) -> dict[str, list[tuple[float, float]]
 
 
 def table(found: dict[str, list[tuple[float, float]]]) -> str:
-    """One line for each way, with what it costs more than nobody does in the same round, and how many times as much."""
+    """One line for each case: its extra cost compared with no observer in the same round, and the ratio."""
     lines = [f"{'observed by':15}{'new key':>12}{'more':>9}{'times':>7}{'replay':>12}{'more':>9}{'times':>7}"]
     for way, figures in found.items():
         cells = ""

@@ -1,8 +1,8 @@
-"""`python -m bench.outbox_drain`: messages per second that workers take out of a full outbox, beside two queues.
+"""`python -m bench.outbox_drain`: messages per second that workers deliver from a full outbox; two queues to compare.
 
-The peers are procrastinate and pgqueuer (`pip install --group bench`), on the same PostgreSQL, with as many messages,
-as many workers in one process and as many messages in work at a time; the function that is called does nothing.
-`--lines 200` gives ours messages that keep an order, in so many lines; `--awaits` lets its function await something.
+The peers are procrastinate and pgqueuer (`pip install --group bench`), on the same PostgreSQL, with the same number of
+messages, workers in one process, and concurrent messages; the called function does nothing. `--lines 200` measures
+oncekey with 200 ordered queues; with `--awaits` its function awaits something.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ CHUNK = 500
 
 
 class Queue(Protocol):
-    """A full queue that can be emptied."""
+    """A queue to fill and drain."""
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """Make its tables."""
+        """Create its tables."""
 
     async def fill(self, count: int) -> None:
-        """Put so many messages in; nobody measures that."""
+        """Add messages; this is not measured."""
 
     async def drain(self, loops: int, batch: int) -> int:
-        """Work until it is empty; how often the function was called."""
+        """Work until it is empty; returns how often the function was called."""
 
 
 class Ours:
@@ -121,13 +121,13 @@ class Ours:
         running = [asyncio.create_task(service.run()) for service in services]
         await over.wait()
         for service in services:
-            service.stop()  # what was delivered is acknowledged
+            service.stop()  # acknowledges what was delivered
         await asyncio.gather(*running)
         return called
 
 
 class Procrastinate:
-    """procrastinate, which deletes what is done as we do."""
+    """procrastinate, which deletes finished messages, as oncekey does."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -169,7 +169,7 @@ class Procrastinate:
 
 
 class Pgqueuer:
-    """pgqueuer through asyncpg, which moves what is done to its log."""
+    """pgqueuer on asyncpg, which moves finished messages to its log."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -223,7 +223,7 @@ OURS = tuple(name for name in KINDS if name not in PEERS)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is drained, and by how many."""
+    """The number of messages and workers."""
 
     messages: int = 10_000
     rounds: int = 5
@@ -240,11 +240,11 @@ class Drained:
     rate: float
     """Messages per second."""
     cpu_us: float | None
-    """Processors' time per message, in this process and in PostgreSQL; None where the system does not say it."""
+    """Processor time per message, in this process and in PostgreSQL; None if the system does not report it."""
 
 
 def spent(url: str) -> float | None:
-    """Processors' seconds so far, of this process and of the backends of a database."""
+    """Processor seconds so far, of this process and of the backends of a database."""
     import psycopg  # noqa: PLC0415
 
     with psycopg.connect(url, autocommit=True) as connection:
@@ -255,7 +255,7 @@ def spent(url: str) -> float | None:
 
 
 async def measure(urls: dict[str, str], plan: Plan, say: Say) -> dict[str, list[Drained]]:
-    """Rounds in which each takes its turn, and who comes first changes."""
+    """Rounds in which the queues take turns, in changing order."""
     found: dict[str, list[Drained]] = {name: [] for name in urls}
     ours = {"lines": plan.lines, "awaits": plan.awaits}
     async with AsyncExitStack() as stack:
@@ -283,9 +283,9 @@ async def measure(urls: dict[str, str], plan: Plan, say: Say) -> dict[str, list[
 
 
 def measured(plan: Plan, names: Sequence[str], say: Say) -> dict[str, list[Drained]]:
-    """Everything, on a server of its own."""
+    """All measurements, on a separate server."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # the peers tell of every message
+    logging.disable(logging.WARNING)  # the peers log every message
     try:
         with places(("asyncpg", "psycopg")) as stores:
             urls = {name: stores[KINDS[name][0]]() for name in names}
@@ -298,7 +298,7 @@ def measured(plan: Plan, names: Sequence[str], say: Say) -> dict[str, list[Drain
 
 
 def document(found: dict[str, list[Drained]], plan: Plan) -> dict[str, Any]:
-    """What was measured, as it is kept."""
+    """The results as a document."""
     queues = {}
     for name, rounds in found.items():
         rates, costs = [one.rate for one in rounds], [one.cpu_us for one in rounds if one.cpu_us is not None]
@@ -337,11 +337,11 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument(
         "--loops", type=int, default=usual.loops, help=f"workers per queue, in one process ({usual.loops})"
     )
-    parser.add_argument("--batch", type=int, default=usual.batch, help=f"messages in work per worker ({usual.batch})")
-    parser.add_argument("--lines", type=int, default=0, help="lines in which ours keeps an order (0: none)")
-    parser.add_argument("--awaits", action="store_true", help="our function awaits something")
-    parser.add_argument("--without-peers", action="store_true", help="only ours")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--batch", type=int, default=usual.batch, help=f"messages at once per worker ({usual.batch})")
+    parser.add_argument("--lines", type=int, default=0, help="oncekey's ordered queues (0: none)")
+    parser.add_argument("--awaits", action="store_true", help="oncekey's function awaits something")
+    parser.add_argument("--without-peers", action="store_true", help="measure only oncekey")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     said = parser.parse_args(words)
     missing = [peer for peer in PEERS if find_spec(peer) is None]
     if missing and not said.without_peers:

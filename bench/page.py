@@ -1,7 +1,7 @@
-"""The results as one page that needs nothing else: plots are SVG written here, and nothing is fetched.
+"""The results as one self-contained page: plots are SVG written here, and nothing is fetched.
 
 Positions in a plot are percentages of its width, so that it fits a phone as well as a wide screen while its text keeps
-its size. Every plot is a list of rows: words, a drawing, and the figure in words.
+its size. Every plot is a list of rows: a label, a drawing, and the figure as text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.reap import told
 from bench.summary import Document, lines, noise, shown
 
 GROUPS = {
-    "plain": "Nothing to do",
+    "plain": "Without business logic",
     "replay": "A replay",
     "local": "One row, PostgreSQL through asyncpg",
     "drivers": "One row, other drivers",
@@ -89,11 +89,11 @@ def _workers(document: Document) -> str:
         blocks.append(f'<h3>The reaper</h3><ul class="facts">{facts}</ul>')
     if not blocks:
         return ""
-    return _section("Workers", "Each drained a full outbox in turn; the reaper worked beside a load.", "".join(blocks))
+    return _section("Workers", "Queues were drained in turn; the reaper worked during a load.", "".join(blocks))
 
 
 class Scale:
-    """Where a value lies, in percent of the width, on a logarithmic or an even scale."""
+    """The position of a value, in percent of the width, on a logarithmic or linear scale."""
 
     def __init__(self, low: float, high: float, *, logarithmic: bool) -> None:
         self._turn = math.log if logarithmic else float
@@ -112,7 +112,7 @@ def doublings(values: Sequence[float]) -> list[float]:
 
 
 def steps(highest: float) -> list[float]:
-    """Three to six round numbers from nought to a value that is no less than the highest."""
+    """Three to six round numbers from 0 to a value not below the highest."""
     size = 10 ** math.floor(math.log10(highest))
     for step in (size / 5, size / 2, size, 2 * size):
         if highest / step <= 5:
@@ -121,7 +121,7 @@ def steps(highest: float) -> list[float]:
 
 
 def _plot(rows: Sequence[tuple[str, str, str]], scale: Scale, ticks: Sequence[float], wording: Any) -> str:
-    """Rows of words, a drawing and a figure, under one axis."""
+    """Rows of a label, a drawing and a figure, under one axis."""
     lines = "".join(
         f'<line class="grid" x1="{scale.at(tick)}%" x2="{scale.at(tick)}%" y1="0" y2="100%"/>' for tick in ticks
     )
@@ -179,8 +179,8 @@ def _ratios(document: Document) -> str:
         blocks.append(f"<h3>By {title}</h3>" + _plot(rows, scale, ticks, _times))
     return _section(
         "Ratios",
-        "Both of the same round: 1 is as cheap, or as fast, as what stands after the stroke; a half costs twice as "
-        "much. A bar is the median, a dot is a round, the line spans all of them.",
+        "Ratios within a round: 1 is as cheap, or as fast, as the variant after the slash; 0.5 costs twice as "
+        "much. A bar is the median, a dot is a round, the line spans all rounds.",
         "".join(blocks),
     )
 
@@ -198,7 +198,7 @@ def _costs(document: Document) -> str:
         members = {name: one for name, one in known.items() if one["group"] == group}
         if not members:
             continue
-        # One that costs many times as much as anybody else would press all others into a corner.
+        # A variant that costs many times as much as all others would squeeze them into a corner.
         *_, second, highest = sorted([0.0, *(one["cpu_us"]["high"] for one in members.values())])
         ticks = steps(1.5 * second if 0 < 3 * second < highest else highest)
         scale = Scale(0.0, ticks[-1], logarithmic=False)
@@ -243,8 +243,8 @@ def _latencies(document: Document) -> str:
         drawing += f'<circle class="server {_kind(name)}" cx="{scale.at(half)}%" cy="{MIDDLE}" r="5"/>'
         rows.append((one["title"], drawing, f"{half:.1f} / {most:.1f} ms, {one['rate']['median']:.0f}/s"))
     about = (
-        f"With {document['settings']['connections']} requests on their way: from the median (the dot) to the 99th "
-        "percentile, medians of all rounds. Fewer requests at once wait less."
+        f"With {document['settings']['connections']} concurrent requests: from the median (the dot) to the 99th "
+        "percentile, medians of all rounds. With fewer concurrent requests, waits are shorter."
     )
     return _section("Waits", about, _plot(rows, scale, ticks, lambda tick: f"{tick:g} ms"))
 
@@ -260,9 +260,9 @@ def _counts(document: Document) -> str:
         return ""
     head = "<tr><th>request</th><th>messages</th><th>commits</th><th>WAL bytes</th></tr>"
     return _section(
-        "What PostgreSQL is asked to do",
-        "Per request, counted one by one through a relay. A message is whatever is sent before an answer is heard; "
-        "cleaning a connection up afterwards is one, although nobody waits for it. Commits are those that wrote.",
+        "Work of PostgreSQL",
+        "Per request, counted one by one through a relay. A message is everything sent before the next reply; "
+        "resetting a connection counts as one, although no request waits for it. Commits are those that wrote.",
         f'<div class="wide"><table>{head}{"".join(rows)}</table></div>',
     )
 
@@ -276,7 +276,7 @@ def _about(document: Document) -> str:
     packages = ", ".join(f"{name} {found}" for name, found in machine["packages"].items())
     return _section(
         "Again, please",
-        "Rates are this machine's at that moment. Ratios survive that, though not entirely: see bench/README.md.",
+        "Rates depend on this machine and its load. Ratios depend on them less: see bench/README.md.",
         f'<pre>make bench ARGS="{escape(words)}"\nmake bench ARGS="--only local,replay --rounds 3"\n'
         'make bench ARGS="--baseline HEAD~20 --without-peers"\nmake bench ARGS="--only drain,reap --full"</pre>'
         f'<ul class="facts"><li>{escape(str(machine["processor"]))}, {escape(machine["system"])}</li>'

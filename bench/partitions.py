@@ -1,14 +1,14 @@
-"""`python -m bench.partitions`: would a layout whose answers are partitioned by the day they expire be better?
+"""`python -m bench.partitions`: would it be better to partition responses by the day on which they expire?
 
-PostgreSQL only, and tables of its own beside those that ship. A key has to stay unique whatever day it expires, so the
-key's row cannot be partitioned by time: the other layout keeps a slim row for each key, which is deleted as today, and
-its answer in a partition, which is dropped. Both have the columns, the indexes and the settings of `oncekey.record`.
+PostgreSQL only, with separate tables. A key has to stay unique whatever day it expires, so the row of a key cannot be
+partitioned by time: the other layout has a slim row for each key, which is deleted as today, and its response in a
+partition, which is dropped. Both have the columns, the indexes and the settings of `oncekey.record`.
 
-    whole   one row for each key, as it ships
-    split   the row without the answer, and the answer in the partition of the day that it expires
+    whole   one row for each key, as shipped
+    split   the row without the response, and the response in the partition of its day of expiry
 
-For several sizes of an answer: what a new key and a replay cost by turns, then what it takes to reap all that has
-expired, the log that it writes, what VACUUM does afterwards, and how long a request takes beside it.
+For several sizes of responses: the cost of a new key and of a replay in turn, then the time to reap all expired keys,
+the WAL that this writes, the work of VACUUM afterwards, and the duration of concurrent requests.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ROUNDS: Final = 8
 OPS: Final = 150
 BATCH: Final = 2_000
 ALONE: Final = 150
-"""Requests of the load before the reaper begins."""
+"""Requests of the load before the reaper starts."""
 SIZES: Final = (200, 4_000)
 DAY: Final = 86_400_000_000
 PAST: Final = "yesterday"
-"""The partition of what has expired; `tomorrow` is that of what is alive."""
+"""The partition of expired responses; `tomorrow` has the valid ones."""
 
 ANSWER: Final = ("response_status", "response_headers", "response_body", "response_schema")
 NOW: Final = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -66,7 +66,7 @@ REAP: Final = """
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a new key is written and a finished one read."""
+    """The statements that write a new key and read a finished one."""
 
     name: str
     new: str
@@ -74,7 +74,7 @@ class Layout:
 
 
 def layouts(columns: list[str]) -> tuple[Layout, Layout]:
-    """Both, with the columns that the record has now."""
+    """Both layouts, with the current columns of the record."""
     values = {"key": "%(key)s", "incarnation": "gen_random_uuid()", "expires_at": f"{NOW} + {DAY}"}
 
     def chosen(names: list[str]) -> str:
@@ -101,7 +101,7 @@ def layouts(columns: list[str]) -> tuple[Layout, Layout]:
 
 
 class Trial:
-    """One size of answers on one database."""
+    """One size of responses on one database."""
 
     def __init__(self, connection: Any, dsn: str, size: int, rows: int) -> None:
         self._connection, self._dsn, self._size, self._rows = connection, dsn, size, rows
@@ -138,7 +138,7 @@ class Trial:
         return found
 
     def _each(self, text: str, keys: list[str]) -> float:
-        """Seconds for one."""
+        """Seconds per statement."""
         [[scope]] = self._connection.execute("SELECT scope FROM trial.model").fetchall()
         began = time.perf_counter()
         for key in keys:
@@ -146,7 +146,7 @@ class Trial:
         return (time.perf_counter() - began) / len(keys)
 
     def _fill(self, layout: Layout) -> None:
-        """Rows that have expired, as many as are to be reaped."""
+        """Write the expired rows to reap."""
         text = layout.new.replace(f"{NOW} + {DAY}", f"{NOW} - {DAY}").replace("%(key)s", "md5(random()::text || n)")
         many = f"FROM trial.model AS model, generate_series(1, {self._rows}) AS n"
         text = text.replace("FROM trial.model AS model", many, 1)
@@ -183,7 +183,7 @@ class Trial:
 
 
 class _Load:
-    """New keys, one after the other, in a thread of its own."""
+    """New keys, one after the other, in a separate thread."""
 
     def __init__(self, dsn: str, layout: Layout) -> None:
         self._dsn, self._layout = dsn, layout
@@ -200,7 +200,7 @@ class _Load:
         self._thread.join()
 
     def ended_since(self, when: float, at_least: int) -> list[float]:
-        """The seconds of each that ended since then; waits for so many, as few rows are reaped before one has ended."""
+        """The seconds of each request that ended since then; waits for `at_least` of them."""
         while len(found := [took for ended, took in tuple(self._took) if ended >= when]) < at_least:
             if not self._thread.is_alive():
                 raise BenchError("the load stopped")
@@ -219,23 +219,23 @@ class _Load:
 
 
 def measured(rows: int, sizes: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Everything, on a server of its own."""
+    """All measurements, on a separate server."""
     import psycopg  # noqa: PLC0415
 
     with places(("psycopg",)) as stores:
         dsn = stores["psycopg"]().replace("postgresql+psycopg:", "postgresql:", 1)
-        from harness.filling import fill_postgres  # noqa: PLC0415  (beside the tests, found once `places` was entered)
+        from harness.filling import fill_postgres  # noqa: PLC0415  (in tests/, importable once `places` was entered)
         from harness.tables import make_tables  # noqa: PLC0415
 
         make_tables(dsn)
         with psycopg.connect(dsn, autocommit=True) as connection:
             fill_postgres(connection, 1, 1, age=0, finished=True)
-            connection.execute("SET synchronous_commit = off")  # both commit once, and a disk's mood is not measured
+            connection.execute("SET synchronous_commit = off")  # both commit once; the disk is not measured
             return [Trial(connection, dsn, size, rows).measured() for size in sizes]
 
 
 def told(found: list[dict[str, Any]]) -> str:
-    """What was found, for the terminal."""
+    """The results as text for the terminal."""
     lines = []
     for one in found:
         lines.append(f"answers of {one['answer_bytes']} bytes, {one['rows']} rows to reap:")
@@ -248,8 +248,8 @@ def told(found: list[dict[str, Any]]) -> str:
 def main(words: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.partitions", description=__doc__)
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"so many expired rows ({ROWS})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"number of expired rows ({ROWS})")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     said = parser.parse_args(words)
     found = measured(said.rows, SIZES)
     print(told(found))

@@ -1,4 +1,4 @@
-"""Stores to measure on: SQLite in a temporary folder, PostgreSQL on a private server (or the one that is named)."""
+"""Stores to measure on: SQLite in a temporary folder, PostgreSQL on a private server, or on a configured one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ ROOT = Path(__file__).resolve().parents[1]
 STORES = ("sqlite", "asyncpg", "psycopg")
 
 AS_SHIPPED = {"max_wal_size": "1GB"}
-"""PostgreSQL's own default. The tests keep less of a log, and a bench would meet a checkpoint every few seconds."""
+"""PostgreSQL's default. The tests use a smaller WAL, which would cause a checkpoint every few seconds."""
 
 NewStore = Callable[[], str]
-"""Makes an empty store and returns its URL."""
+"""Creates an empty store and returns its URL."""
 
 
 @contextmanager
 def places(stores: tuple[str, ...]) -> Iterator[dict[str, NewStore]]:
-    """For each kind of store, a function that makes an empty one; everything is removed afterwards."""
+    """For each kind of store, a function that creates an empty one; everything is removed afterwards."""
     with ExitStack() as stack:
         made: dict[str, NewStore] = {}
         if "sqlite" in stores:
@@ -41,7 +41,7 @@ def _through(driver: str, new_database: NewStore) -> NewStore:
 
 @contextmanager
 def _postgres() -> Iterator[NewStore]:
-    """The tests know how to run a server of their own."""
+    """Uses the server harness of the tests."""
     sys.path.insert(0, str(ROOT / "tests"))
     from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer  # noqa: PLC0415
     from harness.postgres import PostgresServer  # noqa: PLC0415

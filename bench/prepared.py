@@ -1,4 +1,4 @@
-"""What servers are started with: an environment for each peer, and the sources of an older commit."""
+"""The prerequisites of servers: an environment for each peer, and the sources of an older commit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ INSTALLING = 300.0
 
 
 def peers(names: Iterable[str], say: Callable[[str], None]) -> tuple[dict[str, Path], dict[str, str]]:
-    """The interpreter of each peer's own environment, and why there is none for those that could not be installed.
+    """The interpreter of each peer's environment, and the reasons for peers that could not be installed.
 
-    An environment is made once and made again when its pins change. pip takes the packages from wherever it is
-    configured to; what it said goes to the terminal only, because it may name hosts and folders.
+    An environment is created once, and recreated when its pins change. pip uses its configured index; its output goes
+    to the terminal only, because it may contain hosts and folders.
     """
     found: dict[str, Path] = {}
     missing: dict[str, str] = {}
@@ -59,12 +59,12 @@ def peers(names: Iterable[str], say: Callable[[str], None]) -> tuple[dict[str, P
 
 
 def interpreter(name: str) -> Path:
-    """Return the interpreter of a peer's own environment, whether it is there or not."""
+    """The path of the interpreter of a peer's environment, whether it exists or not."""
     return ENVIRONMENTS / name / ("Scripts" if os.name == "nt" else "bin") / "python"
 
 
 def is_made(name: str) -> bool:
-    """Whether a peer's environment was made of the present pins, and by this Python."""
+    """Whether a peer's environment was created from the current pins, by this Python."""
     return _stamp(name).exists() and _stamp(name).read_text() == _wanted(name)
 
 
@@ -77,7 +77,7 @@ def _wanted(name: str) -> str:
 
 
 def redis_server(python: Path) -> Path | None:
-    """A server that speaks Redis: the one on the path, or the one in the wheel of the peer's environment."""
+    """A Redis-compatible server: from the path, or from the wheel in the peer's environment."""
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
         for name in ("valkey-server", "redis-server"):
             if (Path(folder) / name).is_file():
@@ -91,7 +91,7 @@ def commit_of(reference: str) -> str:
 
 
 def present() -> dict[str, object]:
-    """Which sources are measured: the commit, and whether they differ from it; outside of a repository nobody knows."""
+    """The measured sources: the commit, and whether they differ from it; both are unknown outside a repository."""
     try:
         return {"now": commit_of("HEAD"), "changed": bool(_git("status", "--porcelain", "--", "src").strip())}
     except BenchError:
@@ -99,19 +99,19 @@ def present() -> dict[str, object]:
 
 
 def sources_of(commit: str, folder: Path) -> Path:
-    """Unpack the package's sources of a commit; nothing in the repository is touched."""
+    """Unpack the package's sources of a commit, without changing the repository."""
     with zipfile.ZipFile(io.BytesIO(_git("archive", "--format=zip", commit, "src"))) as archive:
         archive.extractall(folder)
     return folder / "src"
 
 
 def _git(*words: str) -> bytes:
-    # A checkout that another account owns is still a checkout.
+    # The checkout may belong to another account.
     command = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *words]
     try:
         done = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:
-        raise BenchError("there is no git") from None
+        raise BenchError("git is not installed") from None
     if done.returncode:
         raise BenchError(f"git {words[0]}: {done.stderr.decode(errors='replace').strip()}")
     return done.stdout

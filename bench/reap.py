@@ -1,9 +1,9 @@
-"""`python -m bench.reap`: what reaping a full table does to the requests that are served meanwhile.
+"""`python -m bench.reap`: the effect of reaping a full table on concurrent requests.
 
-PostgreSQL only. A load of claims and settlements runs all the time. A reaper, in a process of its own like that of
-`oncekey worker`, removes all expired records and writes the audit. It works and pauses by turns, so that the load alone
-and the load beside it are compared within seconds. WAL and processor time are measured once more without a load: with a
-line of the audit for each batch and tenant, of few tenants and of many, with a line for each record, and without.
+PostgreSQL only. A load of claims and settlements runs all the time. A reaper in a separate process, like that of
+`oncekey worker`, removes all expired records and writes the audit. It works and pauses in turns, so that the load with
+and without it is compared within seconds. WAL and processor time are measured again without a load: with an audit entry
+per batch and tenant, for few tenants and for many, with an entry per record, and without an audit.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ AUDITS: tuple[tuple[str, bool | str, int], ...] = (
     ("a line per record", "each", TENANTS),
     ("no audit", False, TENANTS),
 )
-"""What is written about a record that goes: how it is called, the setting, and among how many tenants."""
+"""The audits to measure: the title, the setting, and the number of tenants."""
 CLIENTS = 4
 TURN = 3.0
-"""Seconds that the reaper works, and pauses, by turns."""
+"""Seconds of each turn, in which the reaper works or pauses."""
 SETTLING = 0.2
-"""Seconds at the start of a turn whose requests belong to neither."""
+"""Seconds at the start of a turn whose requests are not counted."""
 MANY = 100
-"""A turn with fewer requests than this has no 99th percentile to speak of."""
+"""The number of requests that a turn needs for a meaningful 99th percentile."""
 
 Say = Callable[[str], None]
 
 
 def waits(seconds: Sequence[float]) -> dict[str, float]:
-    """How long things took, in milliseconds."""
+    """Percentiles of durations, in milliseconds."""
     ordered = sorted(seconds)
     if not ordered:
         raise BenchError("nothing was measured")
@@ -63,7 +63,7 @@ def waits(seconds: Sequence[float]) -> dict[str, float]:
 
 
 class Load:
-    """Claims and settlements of new keys, each client one at a time with a breath in between."""
+    """Claims and settlements of new keys; each client makes one at a time, with a short pause."""
 
     def __init__(self, engine: Any, clients: int) -> None:
         self._engine = engine
@@ -72,7 +72,7 @@ class Load:
         self._tasks = [asyncio.ensure_future(self._client()) for _ in range(clients)]
 
     async def _client(self) -> None:
-        from harness import flows  # noqa: PLC0415  (beside the tests, found once `places` was entered)
+        from harness import flows  # noqa: PLC0415  (in tests/, importable once `places` was entered)
         from oncekey.core.model import Proceed  # noqa: PLC0415
         from oncekey.core.policy import Policy  # noqa: PLC0415
         from oncekey.testing.claims import a_claim, answered  # noqa: PLC0415
@@ -88,7 +88,7 @@ class Load:
             await asyncio.sleep(0.01)
 
     def since(self, when: float) -> list[float]:
-        """The seconds of each pair that was begun since then."""
+        """The seconds of each pair that began since then."""
         return [took for began, took in self._took if began >= when]
 
     async def stop(self) -> None:
@@ -97,7 +97,7 @@ class Load:
 
 
 class Timed:
-    """A driver's `run` that remembers how long each transaction took."""
+    """A driver's `run` that records how long each transaction took."""
 
     def __init__(self, run: Callable[[Transaction[Any]], Awaitable[Any]]) -> None:
         self._run = run
@@ -112,7 +112,7 @@ class Timed:
 
 
 class Turns:
-    """The reaper's rests, which last until it is its turn: a byte on standard input ends the turn, or begins one."""
+    """The reaper's rests, which last until its turn: a byte on standard input ends or begins a turn."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -138,8 +138,8 @@ def wal(connection: Any) -> int:
 
 
 def fill(connection: Any, rows: int, tenants: int = TENANTS) -> None:
-    """Finished records that expired yesterday."""
-    from harness.filling import fill_postgres  # noqa: PLC0415  (beside the tests, found once `places` was entered)
+    """Write finished records that expired yesterday."""
+    from harness.filling import fill_postgres  # noqa: PLC0415  (in tests/, importable once `places` was entered)
 
     connection.execute("TRUNCATE oncekey.record, oncekey.work, oncekey.audit")
     fill_postgres(connection, 1, rows, age=2 * DAY, finished=True, tenants=tenants)
@@ -148,7 +148,7 @@ def fill(connection: Any, rows: int, tenants: int = TENANTS) -> None:
 
 
 def a_reaper(engine: Any, run: Any, sleep: Any, *, audit: Any = True, pace: dict[str, float] | None = None) -> Any:
-    """A reaper that works through everything, as it ships unless another pace is given."""
+    """A reaper that processes everything, with the shipped pace unless another one is given."""
     from oncekey.core.policy import Policy  # noqa: PLC0415
     from oncekey.workers.upkeep import Reaper  # noqa: PLC0415
 
@@ -178,21 +178,21 @@ async def reap_all(url: str, pace: dict[str, Any]) -> dict[str, Any]:
 async def beside_a_load(
     url: str, rows: int, clients: int, turn: float, say: Say, *, pace: dict[str, Any]
 ) -> dict[str, Any]:
-    """The load alone and beside the reaper by turns, until everything is reaped."""
+    """The load with and without the reaper in turns, until everything is reaped."""
     from oncekey.wire import aconnect  # noqa: PLC0415
 
     command = [sys.executable, "-m", "bench.reap", "--reaper", url, "--pace", json.dumps(pace)]
     engine, pipe = aconnect(url), asyncio.subprocess.PIPE
     alone: list[list[float]] = []
     beside: list[list[float]] = []
-    # Its standard input ends with this process, and it ends with that.
+    # It exits when its standard input ends, which is when this process ends.
     reaper = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdin=pipe, stdout=pipe)
     assert reaper.stdin is not None
     assert reaper.stdout is not None
     try:
         load = Load(engine, clients)
         over = asyncio.ensure_future(reaper.stdout.read())
-        await asyncio.sleep(turn)  # everybody is warm
+        await asyncio.sleep(turn)  # warm-up
         while not over.done():
             for word, turns in ((b"-", alone), (b"+", beside)):
                 reaper.stdin.write(word)
@@ -224,19 +224,19 @@ async def beside_a_load(
         "load_beside_ms": whole[1],
         "p99_ratio": round(whole[1]["p99"] / whole[0]["p99"], 3),
         "p99_ratios": {**asdict(Range.of(ratios)), "rounds": ratios} if ratios else None,
-        # The same between turns without a reaper: how far the machine alone moves this figure.
+        # The same between turns without a reaper: how much the machine alone changes this figure.
         "p99_noise": _noise([waits(one)["p99"] for one in alone if len(one) >= MANY]),
     }
 
 
 def _noise(found: Sequence[float]) -> dict[str, float] | None:
-    """How one turn of the load alone compares with the one before it."""
+    """Each turn of the load without the reaper, compared with the one before it."""
     ratios = [later / earlier for earlier, later in itertools.pairwise(found)]
     return asdict(Range.of(ratios)) if ratios else None
 
 
 async def cost_per_row(url: str, connection: Any, rows: int, audit: bool | str, tenants: int) -> dict[str, Any]:
-    """WAL and processor time for each record that goes, without anybody else and without a rest."""
+    """WAL and processor time per deleted record, without other load and without rests."""
     from oncekey.wire import aconnect  # noqa: PLC0415
 
     engine = aconnect(url)
@@ -260,14 +260,14 @@ async def cost_per_row(url: str, connection: Any, rows: int, audit: bool | str, 
 def measured(
     rows: int, clients: int, turn: float, say: Say, pace: dict[str, Any] | None = None, *, tenants: int = TENANTS
 ) -> dict[str, Any]:
-    """Everything, on a server of its own."""
+    """All measurements, on a separate server."""
     import psycopg  # noqa: PLC0415
 
     with places(("asyncpg",)) as stores:
         url = stores["asyncpg"]()
         asyncio.run(_migrated(url))
         with psycopg.connect(plain(url), autocommit=True) as connection:
-            say(f"making {rows} expired rows")
+            say(f"writing {rows} expired rows")
             fill(connection, rows, tenants)
             found = asyncio.run(beside_a_load(url, rows, clients, turn, say, pace=pace or {}))
             say("measuring WAL and processor time")
@@ -279,7 +279,7 @@ def measured(
 
 
 def plain(url: str) -> str:
-    """The address as psycopg reads it."""
+    """The URL in psycopg's form."""
     return url.replace("postgresql+asyncpg:", "postgresql:", 1)
 
 
@@ -292,15 +292,15 @@ async def _migrated(url: str) -> None:
 
 
 def told(found: dict[str, Any]) -> str:
-    """What was found, for the terminal."""
+    """The results as text for the terminal."""
     alone, beside = found["load_alone_ms"], found["load_beside_ms"]
     ratios, noise = found["p99_ratios"], found["p99_noise"]
     rows, each, batch = found["rows"], found["rows_per_s"], found["batch_ms"]
     times = f"{found['p99_ratio']:.2f} times (p50: {alone['p50']:.1f} and {beside['p50']:.1f} ms)"
     lines = [
-        f"{rows} rows in {found['seconds']:.1f} s beside a load ({each}/s): a million in {found['million_s']:.0f} s",
+        f"{rows} rows in {found['seconds']:.1f} s during a load ({each}/s): a million in {found['million_s']:.0f} s",
         f"a batch took {batch['p50']:.0f} ms, at most {batch['worst']:.0f} ms",
-        f"the load's p99: {alone['p99']:.1f} ms alone, {beside['p99']:.1f} ms beside the reaper: {times}",
+        f"the load's p99: {alone['p99']:.1f} ms alone, {beside['p99']:.1f} ms with the reaper: {times}",
     ]
     if ratios is not None and noise is not None:
         turns = f"{ratios['median']:.2f} times ({ratios['low']:.2f}-{ratios['high']:.2f})"
@@ -315,18 +315,18 @@ def told(found: dict[str, Any]) -> str:
 def main(words: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.reap", description=__doc__)
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"so many expired rows ({ROWS})")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"number of expired rows ({ROWS})")
     parser.add_argument("--full", action="store_true", help="a million rows")
-    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"requests of the load at once ({CLIENTS})")
+    parser.add_argument("--clients", type=int, default=CLIENTS, help=f"concurrent requests of the load ({CLIENTS})")
     parser.add_argument("--turn", type=float, default=TURN, help=f"seconds of each turn ({TURN:g})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--moment", type=float, metavar="MS", help="how long a batch should take; as it ships without")
-    parser.add_argument("--least", type=int, metavar="N", help="how many records it has at least; as it ships without")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
+    parser.add_argument("--moment", type=float, metavar="MS", help="how long a batch should take (default: as shipped)")
+    parser.add_argument("--least", type=int, metavar="N", help="the minimum size of a batch (default: as shipped)")
     parser.add_argument(
-        "--rate", type=float, metavar="N", help="how many records per second are enough; as it ships without"
+        "--rate", type=float, metavar="N", help="the target rate in records per second (default: as shipped)"
     )
-    parser.add_argument("--each", action="store_true", help="a line of the audit for every record")
-    parser.add_argument("--tenants", type=int, default=TENANTS, help=f"whose records they are ({TENANTS})")
+    parser.add_argument("--each", action="store_true", help="an audit entry for every record")
+    parser.add_argument("--tenants", type=int, default=TENANTS, help=f"number of tenants ({TENANTS})")
     parser.add_argument("--reaper", help=argparse.SUPPRESS)
     parser.add_argument("--pace", type=json.loads, default={}, help=argparse.SUPPRESS)
     said = parser.parse_args(words)

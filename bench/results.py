@@ -1,4 +1,4 @@
-"""The results of a run as one document, and as the tables that the terminal shows of it."""
+"""The results of a run as one document, and as tables for the terminal."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def document(
     *,
     workers: Mapping[str, Any],
 ) -> Document:
-    """All figures of all rounds. Nothing in it names a host, a user or a folder."""
+    """All figures of all rounds, without names of hosts, users and folders."""
     measured = measured or Measured(Chosen((), (), ()), {}, {}, {})
     variants: dict[str, Any] = {}
     for variant in measured.chosen.variants:
@@ -72,7 +72,7 @@ def document(
 
 
 def machine(postgres: str) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The machine and the versions, on which the figures depend."""
     return {
         "cores": os.cpu_count(),
         "processor": clocks.processor(),
@@ -85,7 +85,7 @@ def machine(postgres: str) -> dict[str, Any]:
 
 
 def _noise(rounds: Mapping[str, Sequence[Figures]]) -> dict[str, Any]:
-    """How busy others were, and how far the rounds of the same variant lay apart."""
+    """How busy other programs were, and how much the rounds of the same variant differ."""
     foreign = [one.foreign_cores for found in rounds.values() for one in found if one.foreign_cores is not None]
     spreads = []
     for found in rounds.values():
@@ -116,7 +116,7 @@ def _load() -> float | None:
 
 
 def tables(document_: Document) -> str:
-    """Everything for the terminal: costs first, then ratios."""
+    """All tables for the terminal: costs first, then ratios."""
     head = f"{'variant':<24} {'requests/s':>20} {'CPU us':>7} {'server':>7} {'store':>7} {'p50 ms':>7} {'p99 ms':>7}"
     lines = [f"{head} {'messages':>9} {'commits':>8} {'WAL B':>7}"]
     for name, variant in document_["variants"].items():

@@ -1,4 +1,4 @@
-"""The run itself: variants take turns in short slices, round by round, and every answer is looked at."""
+"""The run itself: variants take turns in short slices, round by round, and every response is checked."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ COUNTED = 40
 STOCK = 200
 STOCKING = 5.0
 COUNTED_WARM = 80
-"""psycopg prepares a statement when it has seen it five times, on each of ten connections."""
+"""psycopg prepares a statement after five executions, on each of ten connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long and how hard."""
+    """The duration and the load of a run."""
 
     rounds: int = 7
     turns: int = 3
@@ -41,7 +41,7 @@ class Plan:
     at_most: int = 5000
     pin: bool = False
     minutes: float = 9.0
-    """No round is begun that would end later than this after the start of the run; the first one always is."""
+    """A round that would end later than this after the start of the run is not started, except the first."""
 
     @property
     def slice_seconds(self) -> float:
@@ -57,7 +57,7 @@ def request(path: str, key: str | None) -> bytes:
 
 @dataclass(slots=True)
 class Keys:
-    """Where the keys of a variant come from. Those that were answered may be replayed by another process."""
+    """The source of a variant's keys. Keys with a response may be replayed by another process."""
 
     sends: Sends
     path: str
@@ -82,13 +82,13 @@ class Keys:
                 return request(self.path, self.fresh[-1])
 
     def answered(self) -> None:
-        """Everything that was sent has been answered."""
+        """Record that every sent request has its response."""
         self.settled.extend(self.fresh)
         self.fresh.clear()
 
 
 class Field:
-    """Servers that are up, with a connection to each of them, and the books of what they were asked to do."""
+    """Running servers, with connections to each, and the record of the requests sent to them."""
 
     def __init__(self, chosen: Chosen, serving: Serving, connections: int) -> None:
         self.chosen = chosen
@@ -99,7 +99,7 @@ class Field:
         shared: dict[str, deque[str]] = {}
         homes = {place.name: place.shares or place.name for place in chosen.places}
         self._keys = {
-            # Only the orders of one place are replayed by another one.
+            # Only orders are replayed by another server.
             one.name: Keys(one.sends, one.path, shared.setdefault(homes[one.place] + one.path, deque(maxlen=50_000)))
             for one in chosen.variants
         }
@@ -108,7 +108,7 @@ class Field:
         self._resting = False
 
     async def open(self, slice_seconds: float, at_most: int) -> None:
-        """Connect, make the keys that will be replayed, warm up, and let everybody rest."""
+        """Connect, create the keys that will be replayed, warm up, and pause all servers."""
         for name, server in self._servers.items():
             self._lanes[name] = await Lanes.open(server.port, self._connections)
         for variant in self.chosen.variants:
@@ -122,9 +122,9 @@ class Field:
         self._resting = True
 
     async def stock(self, variant: Variant, at_most: int) -> None:
-        """See that there are keys to replay, for who replays each of them once: half as many again as it used last.
+        """Ensure that there are enough keys for a variant that replays each once: half as many again as it used last.
 
-        Whoever makes them may be the slower one, and its turn may come later, so it makes them now; nobody measures it.
+        The server that creates them may be slower, and its turn may come later, so it creates them now, unmeasured.
         """
         if variant.sends is not Sends.ELSEWHERE:
             return
@@ -150,7 +150,7 @@ class Field:
         return self._servers[variant.place]
 
     async def fire(self, variant: Variant, seconds: float, at_most: int) -> Volley:
-        """A slice of load. A wrong answer ends the run: there would be no figures."""
+        """A slice of load. A wrong response ends the run without figures."""
         keys = self._keys[variant.name]
         mark = f"\r\n{variant.replayed}: true".encode() if variant.replayed else None
         replays = variant.sends in {Sends.REPLAY, Sends.ELSEWHERE}
@@ -173,7 +173,7 @@ class Field:
         return volley
 
     def check(self, stores: Stores) -> None:
-        """As many rows as executed requests, or there are no figures."""
+        """Raise unless there are as many rows as executed requests."""
         places = {place.name: place for place in self.chosen.places}
         for (home, table), executed in self._executed.items():
             rows = stores.rows(places[home], table)
@@ -196,7 +196,7 @@ class Field:
 
 
 class Progress:
-    """Says on the terminal where a run is, and how long it will take."""
+    """Shows the progress of a run, and how long it will take."""
 
     def __init__(self, total: int) -> None:
         self._began = time.monotonic()
@@ -205,14 +205,14 @@ class Progress:
         self._live = sys.stderr.isatty()
 
     def step(self, words: str) -> None:
-        """Another slice is done; on a terminal the line is written over the last one."""
+        """Count a finished slice; on a terminal its line overwrites the last one."""
         self._done += 1
         if self._live:
             left = (time.monotonic() - self._began) / self._done * (self._total - self._done)
             print(f"\r\033[K  {words}, about {left:.0f} s left", end="", file=sys.stderr, flush=True)
 
     def line(self, words: str) -> None:
-        """A line of its own."""
+        """Print a line that stays."""
         left = (time.monotonic() - self._began) / max(1, self._done) * (self._total - self._done)
         start = "\r\033[K" if self._live else ""
         print(f"{start}  {words}, about {left:.0f} s left", file=sys.stderr, flush=True)
@@ -220,7 +220,7 @@ class Progress:
 
 @dataclass(slots=True)
 class Measured:
-    """Everything that a run found."""
+    """The results of a run."""
 
     chosen: Chosen
     rounds: dict[str, list[Figures]]
@@ -230,7 +230,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: what it measures, on which stores, with which interpreters."""
+    """One run: its plan, its stores and its interpreters."""
 
     plan: Plan
     stores: Stores
@@ -240,7 +240,7 @@ class Run:
     began: float = field(default_factory=time.monotonic)
 
     async def measured(self, chosen: Chosen) -> Measured:
-        """Count first, which also finds out who can serve; then measure."""
+        """Count first, which also shows which servers start; then measure."""
         counts, missing = await self._counted(chosen)
         chosen = without(chosen, missing)
         if not chosen.variants:
@@ -291,11 +291,11 @@ class Run:
             first_began = time.monotonic()
             for turn in range(plan.rounds):
                 if turn and _too_late(self.began, first_began, time.monotonic(), turn, plan.minutes):
-                    self.say(f"{plan.minutes:g} minutes are over after {turn} rounds: --minutes gives more")
+                    self.say(f"{plan.minutes:g} minutes are over after {turn} rounds: raise --minutes for more")
                     break
                 slices: dict[str, list[Slice]] = {variant.name: [] for variant in variants}
                 for part in range(plan.turns):
-                    # Who comes first changes with each turn: caches and foreign load favour nobody.
+                    # The order changes with each turn, so that caches and other load favour no variant.
                     first = (turn * plan.turns + part) * 5 % len(variants)
                     for variant in (*variants[first:], *variants[:first]):
                         slices[variant.name].append(await self._slice(target, variant))
@@ -327,12 +327,12 @@ class Run:
 
 
 def _too_late(began: float, first_began: float, now: float, done: int, minutes: float) -> bool:
-    """Whether another round, as long as those that are done, would end too late."""
+    """Whether another round, as long as the finished ones, would end too late."""
     return now + (now - first_began) / done > began + minutes * 60
 
 
 def run(plan: Run, chosen: Chosen) -> Measured:
-    """In an event loop of its own, the fastest there is."""
+    """Run in a separate event loop, the fastest available one."""
     made: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with suppress(ImportError):
         import uvloop  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`python -m bench.scale`: does anything grow with the table, and what do a million keys cost?
+"""`python -m bench.scale`: which costs grow with the table, and what do a million keys cost?
 
 PostgreSQL only. Two databases of one server: one always has ten thousand records, the other grows. At each size batches
 of new keys and of replays alternate between the two, so a busy machine slows both alike; their ratio is that of
@@ -45,7 +45,7 @@ SIZES, FULL = (SMALL, 100_000), (SMALL, 1_000_000, 10_000_000)
 ROUNDS, BATCH, TOGETHER = 20, 100, 8
 EXPLAINED = 9
 LOGGED = 2000
-"""New keys whose log is measured."""
+"""The number of new keys whose WAL is measured."""
 GRACE, DAY = 300_000_000, 86_400_000_000
 AFTER = {"after_at": -1, "after_scope": "", "after_key": "", "limit": 1000}
 ENDING = {
@@ -62,7 +62,7 @@ Plan = dict[str, Any]
 
 
 def statements() -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """What is explained, by its title: the statement and its parameters."""
+    """The statements to explain, by title, with their parameters."""
     commands = PostgresStore()._statements._commands  # noqa: SLF001  (a measurement looks inside)
     asked: dict[str, tuple[str, Mapping[str, Any]]] = {
         "claim": ("claim", claim_params(a_claim(), None)),
@@ -80,7 +80,7 @@ def statements() -> dict[str, tuple[str, Mapping[str, Any]]]:
 
 
 def console_statements() -> dict[str, tuple[str, Mapping[str, Any]]]:
-    """The same for every statement of the console."""
+    """The statements of the console, by title, with their parameters."""
     from console.test_plans import WANTED  # noqa: PLC0415  (beside the tests, found once `places` was entered)
 
     commands = PostgresStore()._statements._commands  # noqa: SLF001
@@ -106,7 +106,7 @@ async def plans(dsn: str, asked: Mapping[str, tuple[str, Mapping[str, Any]]]) ->
             await moves.start()
             arguments = said.arguments({**params, "now": None})
             rows = await connection.fetch(f"EXPLAIN (ANALYZE, FORMAT JSON) {said.text}", *arguments)
-            await moves.rollback()  # what was claimed or deleted is there again
+            await moves.rollback()  # restores what was claimed or deleted
             explained.append(json.loads(rows[0][0])[0])
         found = list(nodes(explained[0]["Plan"]))
         shown[title] = {
@@ -143,7 +143,7 @@ class Database:
         await self.new_keys(200)
 
     def fill(self, rows: int, *, others: int = 0) -> dict[str, float]:
-        """Grow to so many records; returns the bytes that each takes."""
+        """Grow to a number of records; returns the bytes per record."""
         from harness.filling import fill_beside, fill_postgres  # noqa: PLC0415
 
         with psycopg.connect(self.dsn, autocommit=True) as connection:
@@ -181,7 +181,7 @@ class Database:
             left -= 1
 
     async def cost(self, act: Callable[[int], Awaitable[None]]) -> float:
-        """Microseconds of processor time for each of a batch, in this process and in PostgreSQL."""
+        """Microseconds of processor time per request of a batch, in this process and in PostgreSQL."""
         before = self._spent()
         await act(BATCH)
         return clocks.added(before, self._spent()) / BATCH * 1e6
@@ -207,12 +207,12 @@ class Database:
 
 
 async def compared(small: Database, large: Database, rounds: int) -> dict[str, Any]:
-    """What a new key and a replay cost in the large table, and as a multiple of the small one's in the same round."""
+    """The cost of a new key and of a replay in the large table, and as multiples of the small one's in the round."""
     found: dict[str, Any] = {}
     for name in ("new_keys", "replays"):
         costs: dict[Database, list[float]] = {small: [], large: []}
         for database in (small, large):
-            await database.cost(getattr(database, name))  # connections and statements are warm
+            await database.cost(getattr(database, name))  # warms up connections and statements
         for number in range(rounds):
             for database in (small, large) if number % 2 else (large, small):
                 costs[database].append(await database.cost(getattr(database, name)))
@@ -225,7 +225,7 @@ async def compared(small: Database, large: Database, rounds: int) -> dict[str, A
 
 
 async def measured(urls: Sequence[str], sizes: Sequence[int], rounds: int, say: Callable[[str], None]) -> Plan:
-    """Everything at each size."""
+    """All measurements at each size."""
     async with AsyncExitStack() as stack:
         small, large = (Database(url) for url in urls)
         for database in (small, large):
@@ -235,7 +235,7 @@ async def measured(urls: Sequence[str], sizes: Sequence[int], rounds: int, say: 
         for size in sizes:
             began = time.perf_counter()
             taken = large.fill(size, others=0 if points else SMALL)
-            say(f"{size} records, made in {time.perf_counter() - began:.0f} s")
+            say(f"{size} records, written in {time.perf_counter() - began:.0f} s")
             points.append(
                 {
                     "rows": size,
@@ -254,9 +254,9 @@ def main(words: list[str] | None = None) -> int:
     """Measure at each size, print, and write the plot."""
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
     parser.add_argument("--full", action="store_true", help="10 thousand, 1 and 10 million records: 10 GB of disk")
-    parser.add_argument("--rows", type=int, nargs="+", help="these sizes, in rising order", metavar="N")
+    parser.add_argument("--rows", type=int, nargs="+", help="these sizes, in ascending order", metavar="N")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"batches of each at each size ({ROUNDS})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the plot, an SVG")
     parser.add_argument("--keep", action="store_true", help="write the figures and the plot into the sizing page")
     given = parser.parse_args(words)

@@ -1,8 +1,8 @@
-"""`python -m bench.sealing`: what a seal costs, in processors' time per request.
+"""`python -m bench.sealing`: the cost of encryption, in processor time per request.
 
-One process, one SQLite file for each way, the same requests in turn: without a seal and with one, new keys and repeats,
-INLINE (claim and settle) and PHASED (three steps and a kept request), with a short answer and one of 16 KiB. The two
-take turns in going first, and the best round of each is told: the machine may be busy with other things.
+One process and one SQLite file for each case, the same requests in turn: with and without encryption, new keys and
+replays, INLINE (claim and settle) and PHASED (three steps and a stored request), with a short response and one of 16
+KiB. The order alternates, and the best round of each is reported, because the machine may have other load.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ KINDS = ("inline", "phased", "repeat")
 
 
 def application(folder: Path, seal: AesGcm | None) -> FastAPI:
-    """Two routes on a file of their own."""
+    """Two routes on a separate file."""
     once = Once(f"sqlite:///{folder}/{'sealed' if seal else 'plain'}.db", migrate=True, seal=seal)
     app = FastAPI(lifespan=once.lifespan)
     once.install(app, tenant=SINGLE_TENANT)
@@ -86,7 +86,7 @@ async def post(app: FastAPI, path: str, key: str, body: bytes) -> None:
 
 
 async def spent(app: FastAPI, kind: str, start: str, body: bytes, requests: int) -> float:
-    """Microseconds of processors' time per request."""
+    """Microseconds of processor time per request."""
     path = "/inline" if kind == "repeat" else f"/{kind}"
     if kind == "repeat":
         await post(app, path, f"{start}-the-repeated-key", body)
@@ -97,7 +97,7 @@ async def spent(app: FastAPI, kind: str, start: str, body: bytes, requests: int)
 
 
 async def measure(rounds: int, requests: int) -> list[tuple[str, int, float, float]]:
-    """Kind, size, without, with."""
+    """For each case: kind, size, time without and with encryption."""
     found: list[tuple[str, int, float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         async with AsyncExitStack() as stack:
@@ -118,7 +118,7 @@ async def measure(rounds: int, requests: int) -> list[tuple[str, int, float, flo
 
 
 def main() -> None:
-    """Measure, and tell."""
+    """Measure, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--requests", type=int, default=100)

@@ -1,4 +1,4 @@
-"""Servers for a run: PostgreSQL, Redis, and one process for each place, all private, all gone at the end."""
+"""Servers for a run: PostgreSQL, Redis, and one process for each place; all are private and end with the run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SQLITE_TABLES = _TABLES.format(id="INTEGER PRIMARY KEY")
 
 
 class Server:
-    """The process of a place. It is stopped while others are measured, so that its polling costs nobody."""
+    """The process of a place. It is paused while others are measured, so that its polling does not affect them."""
 
     def __init__(self, place: Place, process: subprocess.Popen[str], words: Any, stores: Stores) -> None:
         self.place = place
@@ -47,7 +47,7 @@ class Server:
         self._stores = stores
 
     def wait(self) -> str | None:
-        """Wait for the port that it says first; or why it cannot serve, if it says that."""
+        """Wait for its first output: sets the port, or returns why it cannot serve."""
         assert self._process.stdout is not None
         ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
         line = self._process.stdout.readline().strip() if ready else ""
@@ -59,7 +59,7 @@ class Server:
         return None
 
     def said(self) -> str:
-        """The end of what it wrote to its standard error."""
+        """The end of its standard error."""
         self._words.seek(0)
         return "\n".join(self._words.read().decode(errors="replace").splitlines()[-15:])
 
@@ -70,14 +70,14 @@ class Server:
         os.kill(self.pid, signal.SIGCONT)
 
     def spent(self) -> tuple[float | None, dict[int, float] | None]:
-        """Processors' time so far: its own, and of each process of its stores."""
+        """Processor time so far: of this process, and of each process of its stores."""
         return clocks.seconds_of(self.pid), self._stores.spent(self.place)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Nothing that it holds is needed any more, and a stopped process hears nothing else.
+        # Its data is no longer needed, and a paused process ignores other signals.
         self._process.kill()
         self._process.communicate()
         self._words.close()
@@ -85,17 +85,17 @@ class Server:
 
 @dataclass(slots=True)
 class Stores:
-    """A database, a file or a Redis of its own for every place, on servers that this run has started."""
+    """A separate database, file or Redis for every place, on servers that this run has started."""
 
     postgres: Any
     folder: Path
     redis: Redis | None = None
     relay: int | None = None
-    """The port of a relay in front of PostgreSQL, for the round that counts messages."""
+    """The port of the relay in front of PostgreSQL, for the round that counts messages."""
     _databases: dict[str, str] = field(default_factory=dict)
 
     def addresses(self, place: Place) -> list[str]:
-        """What its application is told: make an empty store, or find the one that it shares."""
+        """The addresses for its application: of a new empty store, or of the one that it shares."""
         if place.store is Store.NONE:
             return []
         home = place.shares or place.name
@@ -113,7 +113,7 @@ class Stores:
         return [dsn]
 
     def rows(self, place: Place, table: str) -> int:
-        """How many rows its application has made."""
+        """How many rows its application has written."""
         address = self._databases[place.shares or place.name]
         said = f"SELECT count(*) FROM {table}"
         if place.store is Store.SQLITE:
@@ -122,7 +122,7 @@ class Stores:
         return int(self.asked(said, address)[0])
 
     def asked(self, said: str, database: str = "postgres") -> tuple[Any, ...]:
-        """The first row of an answer of PostgreSQL."""
+        """The first row of a query's result."""
         import psycopg  # noqa: PLC0415
 
         with psycopg.connect(self.postgres.dsn(database), autocommit=True) as connection:
@@ -131,7 +131,7 @@ class Stores:
         return row
 
     def spent(self, place: Place) -> dict[int, float] | None:
-        """Processors' time of each process that stores for a place."""
+        """Processor time of each process of a place's store."""
         if clocks.seconds_of(os.getpid()) is None:
             return None
         if place.store in {Store.NONE, Store.SQLITE}:
@@ -155,7 +155,7 @@ class Stores:
 
 
 class Redis:
-    """A private server that writes its log every second, as it does by default when it keeps anything."""
+    """A private server that syncs its log every second, the default with persistence."""
 
     def __init__(self, program: Path) -> None:
         from harness.ports import free_port  # noqa: PLC0415
@@ -180,7 +180,7 @@ class Redis:
 
 @contextmanager
 def stores(places: Iterable[Place], pythons: Mapping[str, Path]) -> Iterator[Stores]:
-    """PostgreSQL as it comes, `fsync` on; Redis where somebody needs it; a folder for files."""
+    """PostgreSQL with its defaults, `fsync` on; Redis if a place needs it; a folder for files."""
     sys.path.insert(0, str(ROOT / "tests"))
     from harness.postgres import PostgresServer  # noqa: PLC0415
 
@@ -215,9 +215,9 @@ class Serving:
         self._stack.__exit__(kind, error, trace)
 
     async def start(self, places: Iterable[Place], tell: Callable[[str], None] = lambda _: None) -> dict[str, str]:
-        """Start them, and wait until each says its port; returns who cannot serve, and why. `tell` hears of each.
+        """Start them, and wait for each port; returns why places cannot serve, if any. Calls `tell` for each.
 
-        Whoever shares a database starts after the one that made it, so that no two of them create the tables.
+        A place that shares a database starts after the one that created it, so that only one creates the tables.
         """
         missing: dict[str, str] = {}
         wanted = list(places)
@@ -227,7 +227,7 @@ class Serving:
                 if place.shares in missing:
                     missing[place.name] = missing[place.shares]
                 elif place.store is Store.POSTGRES_AND_REDIS and self._stores.redis is None:
-                    missing[place.name] = "there is no server that speaks Redis"
+                    missing[place.name] = "there is no Redis server"
                 else:
                     started.append(self._stack.enter_context(self._started(place)))
             for server in started:
@@ -244,7 +244,7 @@ class Serving:
         python = sys.executable if place.peer is None else self._pythons[place.peer]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ONCEKEY"))}
         if place.before:
-            # Found before the package that is installed; the application makes sure of it.
+            # Precedes the installed package, which the application checks.
             environment["PYTHONPATH"] = environment["BENCH_SOURCES"] = str(self._before)
         words = tempfile.TemporaryFile()  # noqa: SIM115  (it is the server's, and closed with it)
         process = subprocess.Popen(
@@ -254,7 +254,7 @@ class Serving:
             stdout=subprocess.PIPE,
             stderr=words,
             text=True,
-            process_group=0,  # Ctrl-C is for the bench, which ends them
+            process_group=0,  # Ctrl-C reaches only the bench, which ends them
         )
         if self._pin:
             os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
@@ -262,9 +262,9 @@ class Serving:
 
 
 async def _ready(server: Server) -> str | None:
-    """Wait until a server answers; or why it cannot serve. Ours must start; a peer may be missing."""
+    """Wait until a server responds, or return why it cannot serve. oncekey must start; a peer may be missing."""
     try:
-        # The relay of the counting round serves on this loop while a server starts.
+        # The relay of the counting round runs on this loop while a server starts.
         reason = await asyncio.to_thread(server.wait)
         if reason is None:
             await _answers(server)
@@ -277,7 +277,7 @@ async def _ready(server: Server) -> str | None:
 
 
 async def _answers(server: Server) -> None:
-    """Wait until a server answers anything at all: it listens before its application is ready."""
+    """Wait until a server sends any response: it listens before its application is ready."""
     said = b""
     with suppress(OSError, TimeoutError):
         async with asyncio.timeout(PATIENCE):

@@ -1,9 +1,9 @@
-"""`python -m bench.session_reset`: what it costs to clean a session up after a handler used it.
+"""`python -m bench.session_reset`: the cost of resetting a session after a handler used it.
 
-One write in one commit (begin, lock, the handler's row, the record, commit) through each driver, with four ways to
-clean up in turn: not at all, as the drivers do (sent after the commit, and not waited for), the same waited for before
-the answer, and `DISCARD ALL` with no statement kept prepared. Processors' time hardly changes when others are busy; the
-waits are compared with those of the same round.
+One write in one commit (begin, lock, the handler's row, the record, commit) through each driver, with four kinds of
+reset in turn: none, that of the drivers (sent after the commit, without waiting), the same with waiting before the
+response, and `DISCARD ALL` without prepared statements. Other load hardly changes processor time; waits are compared
+with those of the same round.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INSERT = "INSERT INTO bench_rows (key) VALUES ('x')"
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One way in one round: how long a request waits, and what processors have to do for it, ours and the server's."""
+    """One kind in one round: the wait of a request, and its processor time in the client and in the server."""
 
     waits: float
     client: float
@@ -39,7 +39,7 @@ class Figures:
 
 
 class Writer:
-    """Protected writes through one driver, cleaned up after in one way."""
+    """Protected writes through one driver, with one kind of reset."""
 
     def __init__(self, driver: Any, way: str, say: Callable[[Any], Awaitable[Any]]) -> None:
         from oncekey.databases.postgres.store import PostgresStore  # noqa: PLC0415
@@ -72,10 +72,10 @@ class Writer:
             await self.cleaned()
 
     async def cleaned(self) -> None:
-        """Wait until the connections that were used are clean."""
+        """Wait until the used connections are reset."""
         pool = getattr(self.driver, "_pool", None)
         if pool is None:
-            await self.driver.close()  # which waits for the connections that are on their way back, and does no more
+            await self.driver.close()  # waits for connections that are being returned, and does nothing else
         elif hasattr(pool, "_returns"):
             if pool._returns:  # noqa: SLF001
                 await asyncio.wait(set(pool._returns))  # noqa: SLF001
@@ -85,7 +85,7 @@ class Writer:
 
 
 async def figures(writer: Writer, writes: int, at_once: int, server_seconds: Callable[[], float]) -> Figures:
-    """Microseconds per write: the wait of one after the other, then the processors' time of several at once."""
+    """Microseconds per write: the wait of single writes, then the processor time of concurrent ones."""
     spent = []
     for _ in range(writes):
         begun = time.perf_counter()
@@ -105,7 +105,7 @@ async def figures(writer: Writer, writes: int, at_once: int, server_seconds: Cal
 
 
 def opened(driver: str, dsn: str, way: str) -> tuple[Writer, Callable[[], Awaitable[None]]]:
-    """A writer, and how it is closed."""
+    """A writer, and the function that closes it."""
     unprepared = way == "DISCARD ALL"
     if driver.startswith("sqlalchemy"):
         from sqlalchemy import text  # noqa: PLC0415
@@ -134,7 +134,7 @@ def opened(driver: str, dsn: str, way: str) -> tuple[Writer, Callable[[], Awaita
 async def measure(
     driver: str, dsn: str, rounds: int, writes: int, server_seconds: Callable[[], float]
 ) -> dict[str, list[Figures]]:
-    """All ways in turn, round by round; who comes first changes with each round."""
+    """All kinds in turn, round by round; the order changes with each round."""
     from oncekey.databases import handler_sql  # noqa: PLC0415
     from oncekey.databases.postgres import asyncpg_connections, psycopg_connections  # noqa: PLC0415
 
@@ -157,7 +157,7 @@ async def measure(
 
 
 def table(driver: str, found: dict[str, list[Figures]]) -> str:
-    """Medians of all rounds; in brackets the ratio to doing nothing. Processors' time is of all rounds together."""
+    """Medians of all rounds; in brackets the ratio to no reset. Processor time is the total of all rounds."""
     lines = []
     for way, rounds in found.items():
         waits = [one.waits / other.waits for one, other in zip(rounds, found["none"], strict=True)]
@@ -165,7 +165,7 @@ def table(driver: str, found: dict[str, list[Figures]]) -> str:
         line += f" (x {statistics.median(waits):.2f})"
         for name in ("client", "server"):
             each, base = (statistics.mean(getattr(one, name) for one in found[kind]) for kind in (way, "none"))
-            # The system counts processors' time in hundredths of a second: a short run may have had none.
+            # The system counts processor time in hundredths of a second: a short run may show none.
             ratio = f"x {each / base:.2f}" if base else "too short to tell"
             line += f"   {name} {each:>5.0f} us ({ratio})"
         lines.append(line)
@@ -177,12 +177,12 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.session_reset", description=__doc__)
     parser.add_argument("--driver", action="append", choices=DRIVERS, help="only this one; may be repeated")
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--writes", type=int, default=160, help="per way and round, one by one and then eight at once")
+    parser.add_argument("--writes", type=int, default=160, help="per kind and round, one by one and then eight at once")
     said = parser.parse_args(words)
     sys.path.insert(0, str(ROOT / "tests"))
     from harness.postgres import PostgresServer  # noqa: PLC0415
 
-    # Without fsync a commit waits for no disk, which would hide what is measured here.
+    # Without fsync no commit waits for the disk, which would hide the cost of the reset.
     with PostgresServer(settings={"fsync": "off"}) as server:
         dsn = server.dsn()
         _tables(dsn)
@@ -193,7 +193,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _seconds(postmaster: int) -> float:
-    """The processor time of a server's processes that are there, and of those that were."""
+    """The processor time of a server's processes, including those that have ended."""
     from harness.processes import children  # noqa: PLC0415
 
     ticks = 0

@@ -1,7 +1,7 @@
-"""`python -m bench.startup`: how long `import oncekey` and `oncekey --help` take, beside what they are compared with.
+"""`python -m bench.startup`: the duration of `import oncekey` and `oncekey --help`, and of what they are compared with.
 
-Each round starts every candidate once in an interpreter of its own, one after the other, so that all of them meet the
-same load; figures are the medians of all rounds. The time of an interpreter that does nothing is taken off.
+Each round starts every candidate once in a separate interpreter, one after the other, so that all run under the same
+load; figures are the medians of all rounds, minus the time of an interpreter that does nothing.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ COMPARED = (
 
 
 def seconds(script: str) -> float:
-    """How long an interpreter takes for a script, from its start to its end."""
+    """The time of an interpreter that runs a script, from start to exit."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - began
 
 
 def measured(rounds: int) -> dict[str, float]:
-    """The median of each candidate, without what the interpreter itself takes."""
+    """The median of each candidate, without the time of the interpreter itself."""
     for script in CANDIDATES.values():
-        seconds(script)  # compiles what was never imported
+        seconds(script)  # compiles modules for the first time
     took: dict[str, list[float]] = {name: [] for name in CANDIDATES}
     for _ in range(rounds):
         for name, script in CANDIDATES.items():
@@ -61,7 +61,7 @@ def main() -> None:
     for name, median in took.items():
         print(f"{name:26} {median * 1000:7.1f} ms")
     for ours, theirs, limit in COMPARED:
-        wanted = "" if limit is None else f"   (at most {limit:.2f} is wanted)"
+        wanted = "" if limit is None else f"   (goal: at most {limit:.2f})"
         print(f"{ours} / {theirs}: {ratios[ours]:.2f}{wanted}")
 
 

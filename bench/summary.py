@@ -1,7 +1,7 @@
-"""The figures that matter most, in one table: for the terminal, the report, the sizing page and the README.
+"""The most important figures in one table: for the terminal, the report, the sizing page and the README.
 
-Each line says where its figure lies in the results, and what it should come to. A run that did not measure it has no
-such line. Nothing is asserted: on a busy machine a figure may miss its goal, and the noise of the run is told with it.
+Each line has a function that reads its figure from the results, and a goal. Lines that a run did not measure are
+omitted. Nothing is asserted: on a busy machine a figure may miss its goal, so the noise of the run is shown, too.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Line:
     digits: int = 2
     unit: str = ""
     told: bool = True
-    """Whether the documentation has it: a comparison with an older commit is for the terminal only."""
+    """Whether the documentation shows it; a comparison with an older commit is for the terminal only."""
     headline: bool = False
-    """Whether the README has it, too."""
+    """Whether the README shows it, too."""
 
     def figure(self, document: Document) -> str | None:
         """The median with the lowest and the highest round, if it was measured."""
@@ -46,12 +46,12 @@ def _ratio(name: str, by: str) -> Callable[[Document], Found | None]:
 
 
 def _rate(variant: str) -> Callable[[Document], Found | None]:
-    """Requests per second, as such: they depend on the machine, which is named below the figures."""
+    """Absolute requests per second: they depend on the machine, which is named below the figures."""
     return lambda document: rates(document).get(variant)
 
 
 def _of_before(name: str) -> Callable[[Document], Found | None]:
-    """What a request costs now, as a share of what it cost before."""
+    """The cost of a request as a share of its cost in the baseline."""
 
     def found(document: Document) -> Found | None:
         ratio = _ratio(f"{name}/before", "cpu")(document)
@@ -83,7 +83,7 @@ def _reaped(name: str) -> Callable[[Document], Found | None]:
 
 
 ABSOLUTE = ("local", "replay")
-"""The variants whose rates are told as such, beside the ratios."""
+"""The variants whose absolute rates are shown, in addition to ratios."""
 
 LINES = (
     Line("`LOCAL` writes with a new key per second, one server process", _rate("local"), "", 0),
@@ -173,7 +173,7 @@ LINES = (
 
 
 def rates(document: Document) -> Mapping[str, Found]:
-    """Requests per second of the variants that are told as such, from a run or from what was kept of one."""
+    """Absolute requests per second, from a run or from the stored part of one."""
     if "rates" in document:
         return document["rates"]
     measured = document.get("variants", {})
@@ -181,7 +181,7 @@ def rates(document: Document) -> Mapping[str, Found]:
 
 
 def shown(found: Found | None, digits: int = 2) -> str:
-    """A range for people: the median, and the lowest and the highest round in brackets."""
+    """A range as text: the median, and the lowest and the highest round in brackets."""
     if found is None:
         return "?"
     low, median, high = (f"{found[name]:.{digits}f}" for name in ("low", "median", "high"))
@@ -189,13 +189,13 @@ def shown(found: Found | None, digits: int = 2) -> str:
 
 
 def lines(document: Document) -> list[tuple[Line, str]]:
-    """Those that a run has measured."""
+    """The lines that a run has measured."""
     found = [(line, line.figure(document)) for line in LINES]
     return [(line, figure) for line, figure in found if figure is not None]
 
 
 def table(document: Document) -> str:
-    """For the terminal."""
+    """The summary for the terminal."""
     rows = [
         f"{line.words.replace('`', ''):<100} {figure:>22}  {line.goal}".rstrip() for line, figure in lines(document)
     ]
@@ -217,7 +217,7 @@ def noise(document: Document) -> str:
 
 
 def kept(document: Document) -> Document:
-    """What of a run is kept in the repository: enough for the published figures, without every round."""
+    """The part of a run that the repository stores: enough for the published figures, without every round."""
     return {
         "made": document["made"],
         "commits": document["commits"],
@@ -233,7 +233,7 @@ def kept(document: Document) -> Document:
 def _without_rounds(found: Any) -> Any:
     if not isinstance(found, dict):
         return round(found, 4) if isinstance(found, float) else found
-    # A plan says how many rounds there were; a figure lists them.
+    # In a plan `rounds` is a number, in a figure a list.
     return {
         name: _without_rounds(one) for name, one in found.items() if not (name == "rounds" and isinstance(one, list))
     }
@@ -245,12 +245,12 @@ def readme(document: Document) -> str:
 
 
 def sizing(document: Document) -> str:
-    """All figures, as the sizing page has them, between their markers."""
+    """All figures of the sizing page, between their markers."""
     return _marked(document, [(line, figure) for line, figure in lines(document) if line.told])
 
 
 PUBLISHED: Mapping[str, Callable[[Document], str]] = {"README.md": readme, "docs/howto/sizing.md": sizing}
-"""The pages with figures of the run that is kept."""
+"""The pages with figures of the stored run."""
 
 
 def _marked(document: Document, found: list[tuple[Line, str]]) -> str:
@@ -276,7 +276,7 @@ def _marked(document: Document, found: list[tuple[Line, str]]) -> str:
 
 
 def between_markers(text: str, first: str = BEGIN, last: str = END) -> str:
-    """The figures that a page has now, with their markers."""
+    """The current figures of a page, with their markers."""
     begin, end = text.find(first), text.find(last)
     if begin < 0 or end < begin:
         raise BenchError(f"the page has no figures between {first} and {last}")

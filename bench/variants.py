@@ -1,4 +1,4 @@
-"""What is measured: who serves, what is sent, and which two variants make a ratio."""
+"""The measurements: servers, requests, and the pairs of variants that make a ratio."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.figures import BenchError
 
 
 class Store(Enum):
-    """Where an application keeps its rows."""
+    """Where an application stores its rows."""
 
     NONE = "none"
     POSTGRES = "postgres"
@@ -19,12 +19,12 @@ class Store(Enum):
 
 
 class Sends(Enum):
-    """Which key goes with a request."""
+    """The key of a request."""
 
     NO_KEY = "no key"
     NEW = "a new key each"
-    REPLAY = "keys that this very process has answered"
-    ELSEWHERE = "keys that another process has answered, each once"
+    REPLAY = "keys whose responses this process stored"
+    ELSEWHERE = "keys whose responses another process stored, each once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Place:
     app: str
     store: Store = Store.POSTGRES
     peer: str | None = None
-    """The peer in whose environment it runs; ours without one."""
+    """The peer in whose environment it runs; None: oncekey's."""
     shares: str | None = None
-    """The place whose database it uses, too."""
+    """The place whose database it shares."""
     before: bool = False
     """Whether it serves the sources of the baseline."""
 
@@ -54,13 +54,13 @@ class Variant:
     sends: Sends = Sends.NEW
     status: int = 201
     replayed: str = "idempotent-replayed"
-    """The header that a replay carries, and nothing else; empty where there is none."""
+    """The header that only replays have; empty if there is none."""
     table: str | None = None
-    """Where a request that is executed leaves one row; a replay, when its key was new."""
+    """The table in which an executed request leaves one row; for a replay, the request that created its key."""
 
 
 class By(Enum):
-    """What a ratio compares first; the other one is shown beside it."""
+    """What a ratio compares first; the other is shown next to it."""
 
     CPU = "cpu"
     RATE = "rate"
@@ -97,23 +97,23 @@ PLACES = (
     Place("dbos", "dbos", peer="dbos"),
 )
 
-# Neighbours in this list are neighbours in time: whoever is compared with another stands near it.
+# Neighbours in this list run one after the other, so compared variants are close together.
 VARIANTS = (
     Variant("bare", "bare route, no database", "plain", "bare", "/bare", Sends.NO_KEY),
     Variant("passing", "unprotected path behind the middleware", "plain", "asyncpg", "/bare", Sends.NO_KEY),
-    Variant("replay", "replay, one that this process answered", "replay", "asyncpg", sends=Sends.REPLAY, table=ORDERS),
+    Variant("replay", "replay of this process's response", "replay", "asyncpg", sends=Sends.REPLAY, table=ORDERS),
     Variant(
         "replay-elsewhere",
-        "replay, one that another process answered",
+        "replay of another process's response",
         "replay",
         "elsewhere",
         sends=Sends.ELSEWHERE,
         table=ORDERS,
     ),
-    Variant("replay-cached", "replay, with the cache of answers", "replay", "cached", sends=Sends.REPLAY, table=ORDERS),
+    Variant("replay-cached", "replay, with the response cache", "replay", "cached", sends=Sends.REPLAY, table=ORDERS),
     Variant(
         "replay-shared",
-        "replay, with the cache of answers in a Redis",
+        "replay, with the response cache in Redis",
         "replay",
         "shared",
         sends=Sends.REPLAY,
@@ -121,7 +121,7 @@ VARIANTS = (
     ),
     Variant(
         "replay-shared-elsewhere",
-        "replay of another process's answer, the cache in a Redis",
+        "replay of another process's response, with the cache in Redis",
         "replay",
         "shared_elsewhere",
         sends=Sends.ELSEWHERE,
@@ -159,8 +159,8 @@ VARIANTS = (
     ),
     Variant("unkeyed", "the LOCAL route without a key, asyncpg", "local", "asyncpg", sends=Sends.NO_KEY, table=ORDERS),
     Variant("stock-again", "unprotected, once more", "local", "stock", sends=Sends.NO_KEY, table=ORDERS),
-    Variant("local-cached", "LOCAL, new key, with the cache of answers", "local", "cached", table=ORDERS),
-    Variant("local-shared", "LOCAL, new key, with cache and hints in a Redis", "local", "shared", table=ORDERS),
+    Variant("local-cached", "LOCAL, new key, with the response cache", "local", "cached", table=ORDERS),
+    Variant("local-shared", "LOCAL, new key, with cache and hints in Redis", "local", "shared", table=ORDERS),
     Variant("header-memory", "asgi-idempotency-header in memory, new key", "local", "header_memory", table=ORDERS),
     Variant("header-redis", "asgi-idempotency-header on Redis, new key", "local", "header_redis", table=ORDERS),
     Variant(
@@ -192,14 +192,12 @@ VARIANTS = (
     Variant(
         "dbos", "DBOS, new key: two transactions and a step", "effects", "dbos", "/phased", replayed="", table=PAYMENTS
     ),
-    Variant(
-        "dbos-replay", "DBOS, the same again", "effects", "dbos", "/phased", Sends.REPLAY, replayed="", table=PAYMENTS
-    ),
+    Variant("dbos-replay", "DBOS, replay", "effects", "dbos", "/phased", Sends.REPLAY, replayed="", table=PAYMENTS),
 )
 
 RATIOS = (
-    # The same request measured twice: how far this lies from 1 is the noise of the run.
-    Ratio("again/stock", "unprotected write / the very same, to see the noise", "stock-again", "stock", By.CPU),
+    # The same request measured twice: the distance of this ratio from 1 is the noise of the run.
+    Ratio("again/stock", "unprotected write / the same write again (noise)", "stock-again", "stock", By.CPU),
     Ratio("local/stock", "LOCAL new key / unprotected write on asyncpg's own pool", "local", "stock", By.CPU),
     Ratio("local/unkeyed", "LOCAL new key / the same route without a key", "local", "unkeyed", By.CPU),
     Ratio("local/idemkit", "LOCAL new key / idemkit on PostgreSQL, new key", "local", "idemkit", By.RATE),
@@ -209,20 +207,18 @@ RATIOS = (
     ),
     Ratio("sqlalchemy/stock", "LOCAL new key, SQLAlchemy / its own session", "sqlalchemy", "stock-sqlalchemy", By.CPU),
     Ratio("replay/bare", "replay / bare route", "replay", "bare", By.RATE),
-    Ratio(
-        "replay-elsewhere/bare", "replay of another process's answer / bare route", "replay-elsewhere", "bare", By.RATE
-    ),
+    Ratio("replay-elsewhere/bare", "another process's replay / bare route", "replay-elsewhere", "bare", By.RATE),
     Ratio("replay-cached/bare", "replay from the cache / bare route", "replay-cached", "bare", By.RATE),
     Ratio("replay-cached/replay", "replay from the cache / from PostgreSQL", "replay-cached", "replay", By.RATE),
-    Ratio("replay-shared/replay", "replay from a Redis / from PostgreSQL", "replay-shared", "replay", By.RATE),
+    Ratio("replay-shared/replay", "replay from Redis / from PostgreSQL", "replay-shared", "replay", By.RATE),
     Ratio(
         "replay-shared-elsewhere/replay-elsewhere",
-        "replay of another process's answer, from a Redis / from PostgreSQL",
+        "replay of another process's response, from Redis / from PostgreSQL",
         "replay-shared-elsewhere",
         "replay-elsewhere",
         By.RATE,
     ),
-    Ratio("local-shared/local", "LOCAL new key, a Redis in front / without", "local-shared", "local", By.CPU),
+    Ratio("local-shared/local", "LOCAL new key, with Redis in front / without", "local-shared", "local", By.CPU),
     Ratio("idemkit-replay/bare", "idemkit's replay / bare route", "idemkit-replay", "bare", By.RATE),
     Ratio("replay/idemkit-replay", "replay / idemkit's replay", "replay", "idemkit-replay", By.RATE),
     Ratio("passing/bare", "unprotected path behind the middleware / bare route", "passing", "bare", By.CPU),
@@ -232,14 +228,14 @@ RATIOS = (
 
 
 WORKERS = {
-    "drain": "workers empty the outbox, in no order and in 200 lines",
-    "reap": "a reaper beside a load",
+    "drain": "workers empty the outbox, unordered and in 200 ordered queues",
+    "reap": "a reaper during a load",
 }
-"""What is measured beside requests."""
+"""The measurements of workers."""
 
 
 def named(words: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Names and groups of variants, and what else there is to measure; nothing named is everything."""
+    """The chosen variants, by name or group, and worker measurements; without names, all of them."""
     known = {word for variant in VARIANTS for word in (variant.name, variant.group)}
     chosen_words = [word for word in words if word]
     for word in chosen_words:
@@ -252,7 +248,7 @@ def named(words: Iterable[str]) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What one run measures."""
+    """The variants and ratios of one run."""
 
     places: tuple[Place, ...]
     variants: tuple[Variant, ...]
@@ -260,9 +256,9 @@ class Chosen:
 
 
 def chosen(only: Sequence[str], *, peers: bool = True, baseline: bool = False) -> Chosen:
-    """The variants of some names or groups, with whatever they are compared with.
+    """The variants with these names or groups, and those that they are compared with.
 
-    With a baseline each of ours stands beside itself as it was before.
+    With a baseline each variant of oncekey is also measured with the older sources.
     """
     served = {place.name: place for place in PLACES}
     wanted = {variant.name for variant in VARIANTS if {variant.name, variant.group} & set(only)}
@@ -283,7 +279,7 @@ def chosen(only: Sequence[str], *, peers: bool = True, baseline: bool = False) -
 
 
 def _feeding(variant: Variant, variants: Iterable[Variant]) -> list[str]:
-    """Whoever makes the keys that a variant replays, if nobody does yet."""
+    """The variant that creates the keys that another one replays, if it is not chosen yet."""
     if variant.sends is not Sends.ELSEWHERE:
         return []
     home = next(place.shares for place in PLACES if place.name == variant.place)
@@ -319,7 +315,7 @@ def _beside_before(
 
 
 def without(chosen_: Chosen, missing: Iterable[str]) -> Chosen:
-    """The same without the places that could not be started."""
+    """The selection without the places that could not be started."""
     gone = set(missing)
     places = tuple(place for place in chosen_.places if place.name not in gone)
     variants = tuple(variant for variant in chosen_.variants if variant.place not in gone)

@@ -1,7 +1,7 @@
-"""oncekey: a client may send a state-changing request as often as it likes, and it happens once.
+"""oncekey makes state-changing requests safe to retry: a client may send one repeatedly, and it is executed once.
 
-Every public name is imported when it is first used: `import oncekey` itself loads nothing, so that a command line and
-a client pay for no server. Type checkers and editors read the imports below.
+Every public name is imported on first use: `import oncekey` itself loads nothing, so a command or a client does not
+load the server's modules. Type checkers and editors read the imports below.
 """
 
 from typing import TYPE_CHECKING
@@ -80,7 +80,7 @@ _PLACES = {
     "oncekey.core.resolvers": ("Rejected", "Executed", "Question", "Sighting", "Undecided", "NotExecuted"),
     "oncekey.core.topics": ("Message", "Reply"),
 }
-"""Where each public name lives: the same as the imports above, which a test compares."""
+"""The module of each public name; a test compares it with the imports above."""
 
 _PLACE_OF = {name: place for place, names in _PLACES.items() for name in names}
 

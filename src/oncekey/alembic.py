@@ -53,7 +53,7 @@ def run(op: Operations, first: int, last: int) -> None:
     A revision names the numbers of `oncekey migrate status`, so it does the same with any later version of oncekey.
 
     Raises:
-        ConfigurationError: There is no such migration in this version, or the database is not one of oncekey's.
+        ConfigurationError: This version has no such migration, or oncekey does not support the database.
     """
     name = op.get_context().dialect.name
     if name not in _TABLES:

@@ -155,7 +155,7 @@ class HasDiagnostics(Protocol):
 
 
 class AsyncCells(Protocol):
-    """The same for asyncio."""
+    """A store of cells for asyncio."""
 
     async def look(self, scope: str, key: str) -> tuple[Cell | None, Instant]:
         """The cell of this key, or None, and the store's clock in microseconds since the epoch."""

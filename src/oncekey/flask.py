@@ -200,7 +200,7 @@ class _FlaskExchange(BlockingExchange):
                     break
         except Exception as error:
             self.ended.error = self.ended.error or error
-            self.capture = Capture(capture._policy)  # noqa: SLF001  (for what Flask says instead)
+            self.capture = Capture(capture._policy)  # noqa: SLF001  (for Flask's error response)
             raise
         finally:
             close = getattr(body, "close", None)

@@ -87,7 +87,7 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
 
     `tenant` and `principal` are functions that take the request. `status` is the path of the status resource, or None;
     `status_guards` authenticate it. `enrol` enrols by path handlers that cannot be decorated. `keep_headers` are
-    request headers that a completer needs besides those that describe the body; never list one that authenticates.
+    request headers that a completer needs in addition to those of the body; never list one that authenticates.
     """
 
     def __init__(
@@ -339,7 +339,7 @@ class AnswerResponse(Response[bytes]):
 
 
 class AnsweredError(Exception):
-    """Carries a response that replaces the handler's, where Litestar would take it for the handler's data."""
+    """Carries a response that replaces the handler's, where Litestar would treat it as the handler's data."""
 
     def __init__(self, answer: Answer) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ NO_KEY: Final = f"send a key that is the same on every attempt of this call, as 
 WRONG_ORDER: Final = "put @tool above @once.function(...), and below @server.tool()"
 
 
-def sent_key(ctx: Any) -> str:  # noqa: ANN401  (a Context of a package that may not be there)
+def sent_key(ctx: Any) -> str:  # noqa: ANN401  (a Context of an optional package)
     """The key that a client sent with its call; for `once.function(key=sent_key)`."""
     found = (ctx.request_context.meta or {}).get(KEY)
     if not isinstance(found, str):
@@ -43,7 +43,7 @@ def tool(function: F) -> F:
 
     The SDK cancels a tool whose client has waited too long, and hides exceptions. Here the function runs to its end, so
     that the client's next attempt gets its result; and a refusal by oncekey becomes an error that the client can read.
-    An exception of the function stays an exception of the tool, also if it is an error of another protected function.
+    An exception of the function stays an exception of the tool, even if it is an error of another protected function.
     """
     protected: Function | None = getattr(function, "__oncekey_function__", None)
     if protected is None:

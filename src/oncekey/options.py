@@ -1,7 +1,7 @@
 # Generated from core/policy.py by `python -m docs.generator`: edit that one.
 """The options of a route, a function or a consumer, as type checkers read them.
 
-Most of them are settings, which override the policy of the whole application.
+Most of them are settings, which override the application's policy.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Shared(TypedDict, total=False):
-    """Options of everything that HTTP requests reach."""
+    """Options of every route."""
 
     low_stakes: bool
-    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
+    """A second execution would do little harm; a store that can lose keys requires it."""
     require_key: bool
     header_syntax: HeaderSyntax | Literal["strict", "compat", "bare"]
     key_format: KeyFormat | Literal["opaque", "uuid"]
@@ -52,7 +52,7 @@ class Options(Shared, total=False):
 
 
 class Outside(TypedDict, total=False):
-    """Settings of a handler that talks to the outside directly."""
+    """Settings of a handler that calls external systems directly."""
 
     on_store_error: StoreErrorPolicy | Literal["fail_closed", "fail_open"]
     naturally_idempotent: bool
@@ -66,7 +66,7 @@ class InlineOptions(Options, Outside, total=False):
 
 
 class PathOptions(Shared, Outside, total=False):
-    """Options of what is enrolled by its path, which is INLINE."""
+    """Options of routes that are protected by path, which are INLINE."""
 
 
 class PhasedOptions(Options, total=False):
@@ -81,16 +81,16 @@ class PhasedOptions(Options, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """Options of a protected function or consumer; what is for one kind of effects only is refused with others."""
+    """Options of a protected function or consumer; an option for some effects is refused with others."""
 
     tenant: str | Callable[..., str]
-    """Whose call it is: a parameter's name, or a function of parameters. Without it all calls are one tenant's."""
+    """The tenant of a call: a parameter's name, or a function of parameters. Default: one tenant for all calls."""
     result: Any
-    """What the result is read as, where the annotation does not say: a type, a model, a function."""
+    """How the result is decoded if the annotation does not show it: a type, a model, a function."""
     ignore: Sequence[str]
-    """Parameters that do not count, such as a client or a session."""
+    """Parameters that are not compared, such as a client or a session."""
     low_stakes: bool
-    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
+    """A second execution would do little harm; a store that can lose keys requires it."""
     max_request_bytes: int
     on_in_progress: InProgress | Literal["conflict", "wait"]
     wait_max: timedelta | float

@@ -244,7 +244,7 @@ def _entry(row: Mapping[str, Any], names: Mapping[str, str], where: str) -> Ledg
     return LedgerEntry(given["downstream_key"], given["provider_id"], amount, given["currency"], given["at"])
 
 
-def _text(value: Any) -> str | None:  # noqa: ANN401  (a cell of whatever kind)
+def _text(value: Any) -> str | None:  # noqa: ANN401  (a cell of any type)
     return None if value is None or value == "" else str(value)
 
 
@@ -270,7 +270,7 @@ class Books:
 
 
 def read(store: Store, books: Books) -> Flow[list[Expected]]:
-    """The calls that requests announced since then, and the calls of the given INLINE operations."""
+    """The calls that requests announced since `books.since`, and the calls of the given INLINE operations."""
     found: list[Expected] = []
     after: AnnouncedCall | None = None
     while True:
@@ -351,7 +351,7 @@ def _documents(record: Record, phase: str) -> list[Any]:
     return found
 
 
-def _at(documents: list[Any], pointer: str | None) -> Any:  # noqa: ANN401  (whatever is there)
+def _at(documents: list[Any], pointer: str | None) -> Any:  # noqa: ANN401  (a value of any type)
     if pointer is None:
         return None
     for document in documents:
@@ -369,7 +369,7 @@ def _at(documents: list[Any], pointer: str | None) -> Any:  # noqa: ANN401  (wha
     return None
 
 
-def _number(value: Any) -> Decimal | None:  # noqa: ANN401  (whatever is there)
+def _number(value: Any) -> Decimal | None:  # noqa: ANN401  (a value of any type)
     if isinstance(value, bool) or not isinstance(value, int | str | float | Decimal):
         return None
     try:

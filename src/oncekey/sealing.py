@@ -38,7 +38,7 @@ class CannotOpenError(OncekeyError):
 
 
 class Seal(Protocol):
-    """Encrypts and decrypts. Many threads may call it at once, and event loops: it must not block for long."""
+    """Encrypts and decrypts. Threads and event loops may call it at the same time, so it must not block for long."""
 
     @property
     def current(self) -> str:

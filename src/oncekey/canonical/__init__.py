@@ -1,1 +1,1 @@
-"""Canonical forms: what makes two requests one, as bytes and hashes. Pure, like `core`."""
+"""Canonical forms of requests as bytes and hashes, to compare requests. Pure, like `core`."""

@@ -1,11 +1,11 @@
-"""Parts as bytes, hashed: length-prefixed joining, hashes with a key, and the keys of calls to the outside.
+"""Hashes of length-prefixed parts, with and without a secret, and the downstream keys of external calls.
 
-A function that is called for every request writes its frame out, as `b"%d:%b" % (len(part), part)` for each part, and
-takes a keyed hash whose key was mixed in when the policy was built: both give the same bytes at a fraction of the cost.
+A function that is called for every request writes its frame inline, as `b"%d:%b" % (len(part), part)` for each part,
+and uses a keyed hash that was prepared when the policy was created: the same bytes at a fraction of the cost.
 
-Downstream keys are derived and never drawn (D1). The seed comes from (scope, key, fingerprint) and is stored at the
-claim. So the same request gives the same downstream keys over attempts, take-overs, expiry and even the loss of its
-record, while another body under a reused key gets others; and a rotated secret cannot change the keys of a record that
+Downstream keys are derived and never random (D1). The seed comes from (scope, key, fingerprint) and is stored at the
+claim. So the same request has the same downstream keys over attempts, take-overs, expiry and even the loss of its
+record, while another body under a reused key has others; and a rotated secret cannot change the keys of a record that
 already has its seed.
 """
 
@@ -28,21 +28,21 @@ _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 
 def frame(*parts: bytes) -> bytes:
-    """Join `parts` so that no two different sequences give the same bytes.
+    """Join `parts` so that different sequences never have the same bytes.
 
     Each part is written as its length in decimal, a colon, and the part itself: `frame(b"ab", b"")` is
-    `b"2:ab0:"`. No byte of a part can be taken for a border.
+    `b"2:ab0:"`. No byte of a part can be mistaken for a boundary.
     """
     return b"".join([piece for part in parts for piece in (b"%d:" % len(part), part)])
 
 
 def raw(text: str) -> bytes:
-    """The bytes of any `str`, also of one with lone surrogates; different texts give different bytes."""
+    """The bytes of any `str`, also of one with lone surrogates; different texts have different bytes."""
     return text.encode("utf-8", "surrogatepass")
 
 
 class Hmac:
-    """HMAC-SHA-256 (RFC 2104) under one key, which is mixed in once and not for every message."""
+    """HMAC-SHA-256 (RFC 2104) under one key, which is processed once and not for every message."""
 
     __slots__ = ("_inner", "_outer")
 
@@ -52,7 +52,7 @@ class Hmac:
         self._outer = sha256(block.translate(_OUTER))
 
     def digest(self, message: bytes) -> bytes:
-        """The 32 bytes, which cannot be computed without the key."""
+        """The 32 bytes of the HMAC, which cannot be computed without the key."""
         inside, outside = self._inner.copy(), self._outer.copy()
         inside.update(message)
         outside.update(inside.digest())
@@ -60,14 +60,14 @@ class Hmac:
 
 
 PUBLIC_KEY: Final = b"oncekey seed 1"
-"""The key of the hash when no secret is set. It separates this use of the hash and hides nothing: an attacker that
-knows scope, key and fingerprint can then compute the downstream keys."""
+"""The key of the hash if no secret is set. It separates this use of the hash and hides nothing: an attacker who has
+scope, key and fingerprint can then compute the downstream keys."""
 
 _DOWNSTREAM: Final = b"oncekey downstream key 1"
 
 
 class Seeds:
-    """Gives the seeds of all requests under one secret, or of all without one."""
+    """Computes the seeds of requests under one secret, or without one."""
 
     __slots__ = ("_keyed",)
 
@@ -77,7 +77,7 @@ class Seeds:
         self._keyed = Hmac(PUBLIC_KEY if secret is None else secret)
 
     def of(self, id: RecordId, fingerprint: str) -> bytes:  # noqa: A002  (the field's name)
-        """The 32 bytes that all downstream keys of this request come from."""
+        """The 32 bytes from which all downstream keys of this request are derived."""
         scope = id.scope.encode("utf-8", "surrogatepass")
         key = id.key.encode("utf-8", "surrogatepass")
         encoded = fingerprint.encode("utf-8", "surrogatepass")
@@ -86,8 +86,8 @@ class Seeds:
 
 
 def downstream_key(seed: bytes, phase: str) -> str:
-    """The idempotency key that `phase` sends to the outside, the same on every attempt.
+    """The idempotency key that `phase` sends to the provider, the same on every attempt.
 
-    It has the bits of a random UUID (version 4), because some providers refuse every other version.
+    It has the bits of a random UUID (version 4), because some providers reject every other version.
     """
     return str(UUID(bytes=hmac.digest(seed, frame(_DOWNSTREAM, raw(phase)), "sha256")[:16], version=4))

@@ -1,24 +1,24 @@
-"""The fingerprint of a request: equal for two tries of one request, different for two requests.
+"""The fingerprint of a request: equal for every attempt of one request, different for different requests.
 
-It is a hash over length-prefixed parts, so no value can imitate a border. The parts are the name of the
-algorithm, method, path, query, and what the body is:
+It is a hash over length-prefixed parts, so no value can imitate a boundary. The parts are the name of the
+algorithm, method, path, query, and the body:
 
 * **JSON** (`application/json`, anything `+json`): its canonical form, see `oncekey.canonical.jcs`. A JSON body
-  that has none is refused, because two different ones could look alike.
-* **Form**: its pairs, decoded, in the order they came; `+` and `%20` are the same, `%ff` and `%fe` are not.
-* **Multipart**: its parts, whatever the boundary was; header names of a part in any case and order. This takes only
-  what RFC 2046 says exactly: a body that a lenient parser might read in some other way has no parts here, and its bytes
+  without one is rejected, because two different bodies could look alike.
+* **Form**: its pairs, decoded, in their order; `+` and `%20` are the same, `%ff` and `%fe` are not.
+* **Multipart**: its parts, whatever the boundary was; header names of a part in any case and order. Only the exact
+  syntax of RFC 2046 is accepted: a body that a lenient parser might read differently has no parts here, and its bytes
   count as they are.
-* **Empty**: nothing, whatever the media type says. `{}` is a body and so is another request.
+* **Empty**: nothing, whatever the media type is. `{}` is a body, and so a different request.
 * **Anything else**: media type and bytes.
 
-The media type counts in one spelling: case, order of parameters and a UTF-8 charset do not matter. The query
-keeps the order of its pairs; only percent-encoding is brought to one spelling (RFC 3986, 6.2.2), and `+`
-stays what it is. Method and path count as they are.
+The media type is normalised: case, order of parameters and a UTF-8 charset do not matter. The query
+keeps the order of its pairs; only percent-encoding is normalised (RFC 3986, 6.2.2), and `+`
+is left as it is. Method and path count as they are.
 
-A value is `jcs1:sha256:` or, with a secret, `jcs1:hmac-sha256:` and the digest in hex. What a body says can
-often be guessed, and then a plain hash tells whether the guess is right: set a secret where that matters.
-A change of any rule here changes `jcs1`, and fingerprints of two algorithms are never the same.
+A value is `jcs1:sha256:` or, with a secret, `jcs1:hmac-sha256:` and the digest in hex. The content of a body can
+often be guessed, and a plain hash then confirms the guess: set a secret where that matters.
+A change of any rule here changes `jcs1`, and fingerprints of two algorithms are never equal.
 
 A known value: `POST /payments?draft=false` with `Content-Type: application/json` and the body
 `{"currency": "EUR", "amount": 10.00}` hashes
@@ -70,22 +70,22 @@ class MediaType:
         return next((value for other, value in self.parameters if other == name), None)
 
     def without(self, *names: bytes) -> MediaType:
-        """The same without some parameters."""
+        """The media type without some parameters."""
         return MediaType(self.essence, tuple(pair for pair in self.parameters if pair[0] not in names))
 
     @property
     def is_json(self) -> bool:
-        """`application/json`, `text/json` or anything that ends in `+json`."""
+        """Whether it is `application/json`, `text/json` or ends in `+json`."""
         return self.essence in (b"application/json", b"text/json") or self.essence.endswith(b"+json")
 
     @property
     def is_form(self) -> bool:
-        """What an HTML form sends unless it has files."""
+        """Whether it is the type of an HTML form without files."""
         return self.essence == b"application/x-www-form-urlencoded"
 
     @property
     def is_multipart(self) -> bool:
-        """Any multipart type."""
+        """Whether it is a multipart type."""
         return self.essence.startswith(b"multipart/")
 
 
@@ -106,7 +106,7 @@ def _parsed(content_type: bytes) -> MediaType:
 
 
 def parameters_of(text: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
-    """The parameters in `; name=value; name="value"`; None if that is not what it is."""
+    """The parameters in `; name=value; name="value"`; None if `text` has another form."""
     parameters: list[tuple[bytes, bytes]] = []
     position = 0
     while position < len(text):
@@ -118,7 +118,7 @@ def parameters_of(text: bytes) -> tuple[tuple[bytes, bytes], ...] | None:
         if name is None:
             continue
         value = plain if quoted is None else _ESCAPE.sub(rb"\1", quoted)
-        # A charset is the one value that is known to be the same in either case.
+        # Only a charset is known to be case-insensitive.
         parameters.append((name.lower(), value.lower() if name.lower() == b"charset" else value))
     return tuple(sorted(parameters))
 
@@ -130,21 +130,21 @@ _FIELD_NAME: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part: its header fields, names in lower case and sorted, and its bytes."""
+    """One part of a multipart body: its header fields, names in lower case and sorted, and its bytes."""
 
     headers: tuple[tuple[bytes, bytes], ...]
     content: bytes
 
     @property
     def name(self) -> str:
-        """The form field it fills; empty if it has none."""
+        """The name of its form field; empty if it has none."""
         disposition = dict(self.headers).get(b"content-disposition", b"")
         _, semicolon, rest = disposition.partition(b";")
         return dict(parameters_of(semicolon + rest) or ()).get(b"name", b"").decode("utf-8", "surrogateescape")
 
 
 def parts_of(body: bytes, boundary: bytes) -> tuple[Part, ...] | None:
-    """The parts of `body`; None if it is not exactly parts, each between delimiters."""
+    """The parts of `body`; None unless it consists exactly of parts between delimiters."""
     preamble, *chunks = (b"\r\n" + body).split(b"\r\n--" + boundary)
     if preamble or not boundary or not chunks or not _CLOSING.fullmatch(chunks[-1]):
         return None
@@ -157,7 +157,7 @@ def _part(chunk: bytes) -> Part | None:
     line_end = _PADDED_LINE_END.match(chunk)
     if line_end is None:
         return None
-    # With the line end kept in front, a part without header fields looks like any other.
+    # With the line end kept in front, a part without header fields is parsed like any other.
     head, blank_line, content = chunk[line_end.end() - 2 :].partition(b"\r\n\r\n")
     fields = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
     if not blank_line or not all(colon and _FIELD_NAME.fullmatch(name) for name, colon, _ in fields):
@@ -172,11 +172,11 @@ _BAD_ESCAPE: Final = re.compile(r"~(?![01])")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The fields that count, or the fields that do not; nothing given means that everything counts.
+    """The fields that count, or the fields that do not; without either, everything counts.
 
     A field is a top-level name (`amount`) or, when it begins with a slash, a JSON pointer of RFC 6901
     (`/customer/id`, `/items/0/sku`). In forms and in multipart bodies it is the name of a field. A body that
-    has none of the included fields counts as a whole, so that unlike bodies never share an empty selection;
+    has none of the included fields counts as a whole, so that different bodies never share an empty selection;
     so does a body without fields, such as an image.
     """
 
@@ -217,7 +217,7 @@ class Selection:
 
 @lru_cache(maxsize=1024)
 def path_of(field: str) -> Path:
-    """The steps from the top of a body to `field`."""
+    """The path from the top of a body to `field`."""
     if not field.startswith("/"):
         return (field,)
     return tuple(step.replace("~1", "/").replace("~0", "~") for step in field[1:].split("/"))
@@ -271,7 +271,7 @@ def _without(value: object, paths: Sequence[Path]) -> object:
 
 
 def _indices(items: Sequence[object]) -> dict[str, int]:
-    """The only spellings of indices that RFC 6901 allows: no sign, no leading zero."""
+    """The indices of the items, in the only form that RFC 6901 allows: no sign, no leading zero."""
     return {str(index): index for index in range(len(items))}
 
 
@@ -297,7 +297,7 @@ class Request:
 
 
 class Fingerprints:
-    """Gives the fingerprints of all requests under one policy; a secret is mixed in once and not for every request."""
+    """Computes the fingerprints of requests under one policy; a secret is processed once and not for every request."""
 
     __slots__ = ("_big_ints", "_keyed", "_max_depth", "_selection", "_whole")
 
@@ -321,7 +321,7 @@ class Fingerprints:
         """The fingerprint of a request, of its selected fields only if a selection is given.
 
         Raises:
-            BodyInvalidError: The body says that it is JSON, and has no canonical form.
+            BodyInvalidError: The body is declared as JSON, and has no canonical form.
         """
         spelled = None
         if self._whole and body:
@@ -337,11 +337,11 @@ class Fingerprints:
         return self._digest(method, path, _PERCENT.sub(_one_spelling, query) if b"%" in query else query, rest)
 
     def of_chosen(self, parts: Mapping[str, object] | bytes, *, method: str, path: str) -> str:
-        """The fingerprint of the value that a route chose to count, such as its validated input.
+        """The fingerprint of a value that a route selects, such as its validated input.
 
         Raises:
             BodyInvalidError: The chosen value has no canonical form.
-            ConfigurationError: It is not made of what JSON has: None, bool, int, float, str, lists and mappings.
+            ConfigurationError: It has types other than those of JSON: None, bool, int, float, str, lists and mappings.
         """
         if isinstance(parts, bytes):
             rest = frame(b"chosen bytes", parts)
@@ -382,10 +382,10 @@ def same(a: str, b: str) -> bool:
 
 @lru_cache(maxsize=256)
 def _json_spelling(content_type: bytes | None) -> bytes | None:
-    """How the media type of a JSON body counts; None if the body is not JSON.
+    """The normalised media type of a JSON body; None if the body is not JSON.
 
     Raises:
-        BodyInvalidError: It gives JSON a charset that is not UTF-8.
+        BodyInvalidError: It declares a charset other than UTF-8.
     """
     media = media_type_of(content_type)
     if not media.is_json:
@@ -404,7 +404,7 @@ def _without_utf8(media: MediaType) -> MediaType:
 
 
 def _spelled(media: MediaType) -> bytes:
-    """A media type without parameters is its own spelling, as it is nearly always."""
+    """The normalised text of a media type; without parameters, the common case, it is the type itself."""
     if not media.parameters:
         return media.essence
     return frame(media.essence, *[piece for pair in media.parameters for piece in pair])

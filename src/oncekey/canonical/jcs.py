@@ -1,21 +1,21 @@
-r"""RFC 8785 (JCS): the one spelling of a JSON text, from bytes to bytes.
+r"""RFC 8785 (JCS): the canonical form of a JSON text, from bytes to bytes.
 
-Where the standard library is lenient, this is strict: UTF-8 only and no byte order mark, no name twice in
+Where the standard library is lenient, this is strict: UTF-8 only and no byte order mark, no duplicate name in
 one object, no NaN or Infinity, no lone surrogate, no nesting deeper than `max_depth`. Strings are not
-normalised: two Unicode spellings of one word are two values. Numbers leave RFC 8785 where a double would
-round them: `canonical_number` never makes two different amounts one.
+normalised: two Unicode encodings of one word are two values. Numbers deviate from RFC 8785 where a double would
+round them: `canonical_number` never maps two different amounts to one.
 
-The C parser and the C writer of the standard library do the work. They agree with RFC 8785 on everything but
-some numbers, which are written in between, and the order of names with characters beyond U+FFFF (RFC 8785 sorts UTF-16
-code units), for which names are put in order first. A number that no double can hold is rewritten digit by digit, which
-takes many times longer than to parse it: a body may have one of them for each 16 bytes.
+The C parser and the C writer of the standard library do the work. They agree with RFC 8785 on everything except
+some numbers, which are rewritten in between, and the order of names with characters beyond U+FFFF (RFC 8785 sorts
+UTF-16 code units), for which names are sorted first. A number that no double can hold is rewritten digit by digit,
+which takes many times longer than parsing it: a body may have one of them for each 16 bytes.
 
-Nearly every body takes a short way. The parser then makes its objects itself, without a call of ours for each, and so
-keeps the last of two members with one name in silence. The colons tell. Outside of strings a JSON text has one for each
-member, and the canonical text has the same strings as the body, so with no `\u` in the body (which could spell a colon)
-a lost member is the only thing that can make their number smaller. Where the numbers differ, where the short way raises
-anything, and where something in the text might be too long or too deep, the exact way starts from the beginning: it
-alone refuses, and says why.
+Nearly every body takes a fast path. There the parser creates its objects itself, without a call of ours for each, and
+so silently keeps only the last of two members with one name. The number of colons reveals that: outside of strings a
+JSON text has one for each member, and the canonical text has the same strings as the body, so with no `\u` in the body
+(which could encode a colon) only a lost member can reduce it. If the numbers differ, if the fast path raises
+anything, or if something in the text might be too long or too deep, the exact path starts from the beginning: only it
+rejects a body, with the reason.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class BigInts(StrEnum):
     """What happens to a number that a double cannot hold."""
 
     EXACT = "exact"
-    """It keeps its exact value in the canonical form."""
+    """The number keeps its exact value in the canonical form."""
     REJECT = "reject"
-    """It is refused, and so is an integer outside of +-(2**53 - 1): the rule of I-JSON (RFC 7493).
+    """The number is rejected, and so is an integer outside of +-(2**53 - 1): the rule of I-JSON (RFC 7493).
 
-    A double holds a fraction if the shortest text of the double has the same value: `0.1` is taken and
+    A double holds a fraction if the shortest text of the double has the same value: `0.1` is accepted and
     `0.10000000000000001` is not.
     """
 
@@ -71,9 +71,9 @@ _SMALLEST: Final = sys.float_info.min
 _LARGEST: Final = sys.float_info.max
 _LONGEST_REPR: Final = 24
 BYTES_FOR_EACH_EXACT_NUMBER: Final = 16
-"""A body may have one number that is rewritten digit by digit for so many bytes: with 17 digits all of them may be."""
+"""A body may have one number that is rewritten digit by digit per so many bytes: with 17 digits all numbers may be."""
 _FEW_NUMBERS: Final = 1_000
-# The writer escapes its first character, and nobody else knows the others.
+# The writer escapes its first character, and the others are secret.
 _MARK: Final = "\x00" + secrets.token_hex(8)
 _OPENING: Final = f'"\\u0000{_MARK[1:]}'
 _CLOSING: Final = f'\\u0000{_MARK[1:]}"'
@@ -87,7 +87,7 @@ class Number:
 
 
 class _NotParsedError(Exception):
-    """The C writer met what no JSON text has."""
+    """The C writer found a value that no JSON text has."""
 
 
 def canonical_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth: int = MAX_DEPTH) -> bytes:
@@ -100,7 +100,7 @@ def canonical_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth:
     if (
         b"\\u" not in body
         and not _may_be_costly(body)
-        and body.count(b"[") + body.count(b"{") <= max_depth  # so few cannot be nested deeper
+        and body.count(b"[") + body.count(b"{") <= max_depth  # so few brackets cannot be nested deeper
         and long_digits not in body.translate(_DIGITS_AS_ZERO)
     ):
         try:
@@ -117,7 +117,7 @@ def canonical_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth:
 
 
 def parse_json(body: bytes, *, big_ints: BigInts = BigInts.EXACT, max_depth: int = MAX_DEPTH) -> object:
-    """The value of the JSON text in `body`; some numbers come as `Number`."""
+    """The value of the JSON text in `body`; some numbers are returned as `Number`."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -149,7 +149,7 @@ def serialize_parsed(value: object) -> bytes:
 
 
 def _in_order(value: object) -> object:
-    """The same value, with the names of every object in the order of RFC 8785."""
+    """The value with the names of every object in the order of RFC 8785."""
     if isinstance(value, dict):
         try:
             return {name: _in_order(value[name]) for name in sorted(value, key=_utf16)}
@@ -209,13 +209,13 @@ def _write(value: object, pieces: list[str], big_ints: BigInts, max_depth: int |
             pieces.append("}" if value else "{}")
         case _:
             raise ConfigurationError(
-                f"A fingerprint was asked for a value of type {type(value).__name__}, which JSON does not "
+                f"A fingerprint was requested for a value of type {type(value).__name__}, which JSON does not "
                 "have; turn it into a str, an int, a list or a dict first."
             )
 
 
 def _integer(value: int, big_ints: BigInts) -> str:
-    # Converting a huge int to text is slow and limited, so its size is looked at first.
+    # Converting a huge int to text is slow and limited, so its size is checked first.
     if value.bit_length() > 1024:  # noqa: PLR2004  (the first integer beyond all doubles)
         raise BodyInvalidError("The JSON has a number beyond the range of a double; send it as a string.")
     return canonical_number(int.__repr__(value), big_ints)
@@ -230,7 +230,7 @@ def _double(value: float, big_ints: BigInts) -> str:
 def _utf16(name: object) -> bytes:
     if not isinstance(name, str):
         raise ConfigurationError(
-            f"A fingerprint was asked for an object with a name of type {type(name).__name__}; JSON has only str names."
+            f"A fingerprint was requested for an object with a {type(name).__name__} as name; JSON has only str names."
         )
     return name.encode("utf-16-be")
 
@@ -270,21 +270,21 @@ def _fraction(literal: str, big_ints: BigInts) -> int | float | Number:
 
 
 def _marked_fraction(literal: str, big_ints: BigInts) -> int | float | str:
-    """The same for the short way, whose strings have no control characters: what is marked needs no `Number`."""
+    """`_fraction` for the fast path, whose strings have no control characters: a marked string needs no `Number`."""
     found = _rewritten(literal, big_ints)
     return f"{_MARK}{found}{_MARK}" if type(found) is str else found
 
 
 def _rewritten(literal: str, big_ints: BigInts) -> int | float | str:
-    """A fraction as the C writer writes it, or else its canonical text."""
+    """A fraction that the C writer writes canonically, else its canonical text."""
     size = len(literal)
     if size <= _FITS_A_DOUBLE + 1:  # the point or the exponent takes at least one character
         double = float(literal)
-        # Between these, repr and ECMAScript agree; a zero that is spelled with other digits is an underflow.
+        # In this range, repr and ECMAScript agree; a zero that is written with other digits is an underflow.
         if 1e-4 <= double < 1e16 or -1e16 < double <= -1e-4 or not literal.strip("-0."):  # noqa: PLR2004
             return int(double) if double.is_integer() else double
         if _SMALLEST <= double <= _LARGEST or -_LARGEST <= double <= -_SMALLEST:
-            return _text_of(double)  # so few digits are those of the double's own text
+            return _text_of(double)  # so few digits are the same in the double's own text
     elif size <= _LONGEST_REPR:
         double = float(literal)
         if 1e-4 <= abs(double) < 1e16 and float.__repr__(double) == literal and not double.is_integer():  # noqa: PLR2004
@@ -315,14 +315,14 @@ def _refuse_constant(_constant: str) -> object:
 
 
 def _marked(value: object) -> str:
-    """A `Number` as a string that no body has, so that the C writer takes it."""
+    """A `Number` as a string that no body has, so that the C writer accepts it."""
     if type(value) is not Number:
         raise _NotParsedError
     return f"{_MARK}{value.text}{_MARK}"
 
 
 def _written(pieces: Callable[[object, int], Iterable[str]], value: object) -> str:
-    """The text of a value, with every `Number` in it as it is."""
+    """The text of a value, with the canonical text of every `Number` in it."""
     text = "".join(pieces(value, 0))
     return text.replace(_OPENING, "").replace(_CLOSING, "") if _OPENING in text else text
 
@@ -356,9 +356,9 @@ _CAREFUL: Final = {big_ints: _decoder(big_ints, long_digits=True) for big_ints i
 
 
 def _scanner(big_ints: BigInts) -> tuple[Callable[[str, int], tuple[object, int]], bytes]:
-    """What parses a text for the short way, and the run of digits from which on a text does not go it."""
+    """The parser of the fast path, and the run of digits that excludes a text from it."""
     decoder = _decoder(big_ints, hears_members=False, fraction=partial(_marked_fraction, big_ints=big_ints))
-    scan = vars(decoder)["scan_once"]  # its documentation is in the source only, so type checkers do not know it
+    scan = vars(decoder)["scan_once"]  # it is documented only in the source, so type checkers reject it
     return scan, _LONG_DIGITS[big_ints]
 
 
@@ -367,7 +367,7 @@ _SCAN_REJECT: Final = _scanner(BigInts.REJECT)
 
 
 def _writer(*, sort_keys: bool) -> Callable[[object, int], Iterable[str]]:
-    """The pieces of a value's text: what an encoder joins, from the C writer that it makes for every call."""
+    """A function for the pieces of a value's text: the C writer, which an encoder creates for every call."""
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         encoder = json.JSONEncoder(
@@ -398,7 +398,7 @@ _pieces_in_order: Final = _writer(sort_keys=False)
 
 
 def _decoder_for(body: bytes, big_ints: BigInts) -> json.JSONDecoder:
-    """The one with the C integer parser, unless a run of digits is too long to be written as it is."""
+    """The decoder with the C integer parser, unless a run of digits is too long for it."""
     long_digits = _LONG_DIGITS[big_ints] in body.translate(_DIGITS_AS_ZERO)
     if _may_be_costly(body):
         return _decoder(big_ints, long_digits=long_digits, fraction=_Counted(_most_exact(body), big_ints))
@@ -410,12 +410,12 @@ def _most_exact(body: bytes) -> int:
 
 
 def _may_be_costly(body: bytes) -> bool:
-    """Whether there may be too many numbers that no double can hold: a short one has a negative exponent."""
+    """Whether there may be too many numbers that no double can hold; a short one has a negative exponent."""
     return len(body) > 2 * _FEW_NUMBERS and body.count(b"e-") + body.count(b"E-") > _most_exact(body)
 
 
 class _Counted:
-    """Parses fractions, and refuses a body with too many that have to be rewritten digit by digit."""
+    """Parses fractions, and rejects a body with too many that have to be rewritten digit by digit."""
 
     def __init__(self, most: int, big_ints: BigInts) -> None:
         self._left, self._big_ints = most, big_ints
@@ -434,7 +434,7 @@ def canonical_number(literal: str, big_ints: BigInts = BigInts.EXACT) -> str:
     """The canonical text of a JSON number; equal values give equal texts.
 
     Raises:
-        BodyInvalidError: The number is too long, too large for a double, or one that `big_ints` refuses.
+        BodyInvalidError: The number is too long, too large for a double, or one that `big_ints` rejects.
     """
     if len(literal) > MAX_LITERAL_LENGTH:
         raise BodyInvalidError(
@@ -454,12 +454,12 @@ def canonical_number(literal: str, big_ints: BigInts = BigInts.EXACT) -> str:
 
 
 def _is_safe(literal: str) -> bool:
-    """Whether it is not an integer literal outside of the range that I-JSON allows."""
+    """False for an integer literal outside of the range of I-JSON."""
     return not literal.removeprefix("-").isdigit() or abs(int(literal)) <= MAX_SAFE_INTEGER
 
 
 def _exact(literal: str) -> tuple[str, int]:
-    """The significant digits and where the point is: the value is 0.DIGITS times ten to the POINT."""
+    """The significant digits and the position of the point: the value is 0.DIGITS times ten to the power of POINT."""
     found = _LITERAL.fullmatch(literal)
     assert found is not None, "the caller hands in JSON numbers and the repr of doubles"
     whole, fraction, exponent = found.groups(default="")
@@ -469,7 +469,7 @@ def _exact(literal: str) -> tuple[str, int]:
 
 
 def _layout(digits: str, point: int) -> str:
-    """ECMAScript's Number::toString, from the digits on."""
+    """ECMAScript's Number::toString, given the digits."""
     if not digits:
         return "0"
     if len(digits) <= point <= _PLAIN_INTEGER_DIGITS:

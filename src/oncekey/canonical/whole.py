@@ -1,4 +1,4 @@
-"""The fingerprint of one request, for callers that have no enrolment: tests, and clients of the torture."""
+"""The fingerprint of one request, for callers without an enrolment: tests, and the clients of `oncekey torture`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def fingerprint(
     big_ints: BigInts = BigInts.EXACT,
     max_depth: int = MAX_DEPTH,
 ) -> str:
-    """The fingerprint of one request; make `Fingerprints` once for many requests of one policy."""
+    """The fingerprint of one request; for many requests of one policy, create `Fingerprints` once."""
     under = Fingerprints(selection=selection, secret=secret, big_ints=big_ints, max_depth=max_depth)
     return under.of(request.method, request.path, request.query, request.content_type, request.body)

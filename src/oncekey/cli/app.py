@@ -1,4 +1,4 @@
-"""The typer application. It imports the module of a command when the command is run, and not for `--help`."""
+"""The typer application. The module of a command is imported when the command runs, not for `--help`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typer.core import TyperGroup
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
-        "audit": ("routes", "Find routes without protection, for CI."),
+        "audit": ("routes", "Find unprotected routes, for CI."),
         "check": ("oncekey-check", "Test an API's idempotency keys over HTTP."),
         "client": ("oncekey-client", "Inspect a client's journal, and finish interrupted requests."),
         "console": ("console", "Serve the operator console."),
         "demo": ("oncekey-demo", "Serve a small shop whose requests are safe to retry."),
-        "dlq": ("dlq", "Dead letters: calls and messages that no worker retries."),
+        "dlq": ("dlq", "Inspect, retry and discard dead letters."),
         "doctor": ("doctor", "Check a store for problems."),
         "keys": ("keys", "Inspect keys, and resolve them by hand."),
         "migrate": ("stores", "Create and update oncekey's own tables."),
@@ -32,14 +32,14 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
         "stores": ("stores", "List the stores, installed drivers and capabilities."),
         "sweep": ("upkeep", "Release keys whose owner has died."),
         "torture": ("oncekey-demo", "Inject crashes and lost replies; check that nothing ran twice."),
-        "unknown": ("reconcile", "Keys with an unknown outcome."),
+        "unknown": ("reconcile", "List keys whose outcome is unknown."),
         "worker": ("worker", "Run the background tasks until SIGTERM."),
     }
 )
 """Every command, with the module or distribution that registers it, and its line in `oncekey --help`."""
 
 GROUP: Final = "oncekey.commands"
-"""The entry points of commands in other distributions: the command's name, and a module with `register(app)`."""
+"""Entry point group of commands in other distributions: the command's name, and a module with `register(app)`."""
 
 
 class Commands(TyperGroup):
@@ -113,7 +113,7 @@ def _options(
             help="Send the events of the command to the observers of this Once, or to this observer.",
         ),
     ] = None,
-    show_version: Annotated[  # noqa: ARG001  (its callback answers)
+    show_version: Annotated[  # noqa: ARG001  (its callback prints it)
         bool,
         typer.Option(
             "--version", is_eager=True, callback=lambda asked: _version(asked=asked), help="Print the version."

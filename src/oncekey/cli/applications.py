@@ -1,9 +1,9 @@
 """The application of `--app MODULE:NAME`, and the destination of a command's events.
 
-An operator's command is a separate process, and ends before a monitor could scrape it. So it sends its events itself:
-as lines of JSON to stderr (`oncekey --log ...`), or to the application's observers (`oncekey --observe MODULE:NAME
-...`); OpenTelemetry exports its counts when the process ends. Without either option the command emits no event. The
-audit records every change in any case.
+A command is a separate process that ends before its metrics could be scraped, so it sends its events itself: as lines
+of JSON to stderr (`oncekey --log ...`), or to the application's observers (`oncekey --observe MODULE:NAME ...`);
+OpenTelemetry exports its counts when the process ends. Without either option the command emits no event. The audit
+records every change in any case.
 """
 
 from __future__ import annotations

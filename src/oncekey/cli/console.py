@@ -1,6 +1,6 @@
 """`oncekey console`: serves the operator console on this machine.
 
-It checks everything before the first request, and reports a mistake in one sentence.
+It checks its configuration before it serves, and reports a mistake in one line.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def console(
     ] = None,
     public: Annotated[
         bool,
-        typer.Option("--public", help=("Listen on an address that other machines can reach; put TLS in front of it.")),
+        typer.Option("--public", help=("Allow an address that other machines can reach; put TLS in front of it.")),
     ] = False,
 ) -> None:
     """Serve the operator console: pending work, the history of keys, and actions.
@@ -73,7 +73,7 @@ def console(
     ROLE is `read` or `operate`. Several processes that serve one console share ONCEKEY_CONSOLE_SECRET, which signs
     sessions.
 
-    Without --public the command refuses an address that other machines can reach.
+    An address that other machines can reach needs --public.
     """
     from oncekey.console import Console, Operator, Role, Tokens
 
@@ -154,7 +154,7 @@ def check_host(host: str, *, public: bool) -> None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; raises an error of one sentence if the port cannot be used."""
+    """A listening socket; raises ConfigurationError if the port cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
@@ -200,7 +200,7 @@ async def watch(console: Console, every: float = EVERY) -> None:
 
 
 async def _try_once(console: Console) -> None:
-    """Query the store, so that a wrong URL is reported now, and not to the first operator."""
+    """Query the store, so that a wrong URL is reported now, not to the first operator."""
     try:
         await console.ask(lambda store: survey_of(store).tally())
     finally:

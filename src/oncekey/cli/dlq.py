@@ -77,7 +77,7 @@ def show(letter_id: LetterId, store: options.StoreUrl, *, as_json: options.AsJso
 
 
 def letter_lines(letter: DeadLetter) -> Iterator[str]:
-    """A dead letter, and the commands that apply to it, line by line."""
+    """The lines of `dlq show`: a dead letter, and the commands that apply to it."""
     parcel = letter.parcel
     yield from printing.pairs(
         [(name.replace("_", " "), value) for name, value in _shape(letter).items() if value is not None]
@@ -86,7 +86,7 @@ def letter_lines(letter: DeadLetter) -> Iterator[str]:
     for verb in ("retry", "discard"):
         yield f"  oncekey dlq {verb} {parcel.id} --reason '...'"
     if parcel.kind is ParcelKind.DEFER:
-        yield "If its call was made, record that instead; this shows how:"
+        yield "If its call was made, record the outcome instead, as shown by:"
         yield f"  oncekey keys show {options.typed(parcel.record_id)}"
 
 
@@ -99,14 +99,14 @@ def retry(
     verbose: options.Verbose = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Retry a dead letter, from its first attempt.
+    """Retry a dead letter, counting attempts from 1 again.
 
     An `emit` goes back to the outbox; receivers recognise a repeated delivery by its downstream key.
 
     A `defer` goes back together with its record: unknown becomes pending, and a worker makes the call. That is allowed
     only while repeating the call is safe: within the window that its topic declares, or if its result is already
-    stored. After that the provider would execute it twice; check with the provider, and record the outcome with
-    `oncekey keys resolve`. A client that retries receives the response that the request was accepted.
+    stored. After that the provider could execute it twice: check with the provider, and record the outcome with
+    `oncekey keys resolve`. Until the call ends, a client that retries receives 202 (accepted).
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} for a `defer`, {"changed": true, "letter"} for an
     `emit`, or {"changed": false, "why", "possible"}. "row" is the number of the move in docs/explanation/states.md.
@@ -140,8 +140,8 @@ def discard(
     An `emit`, and a `defer` whose request is gone or settled, is deleted.
 
     A `defer` whose request is still open is discarded with a response: its record is completed as a failure, and
-    retries of the client receive that response. Pass --status and --body to choose it. Discarding asserts that the call
-    was not made, or was undone at the provider; if it was made, use `oncekey keys resolve --executed` instead.
+    retries of the client receive that response. Pass --status and --body to choose it. Discard it only if the call was
+    not made, or was undone at the provider; if it was made, use `oncekey keys resolve --executed` instead.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": true, "letter"}, or {"changed":
     false, "why", "possible"}. "row" is the number of the move in docs/explanation/states.md.

@@ -49,7 +49,7 @@ _COLOURS: Final = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow
 
 @dataclass(frozen=True, slots=True)
 class _Checkup:
-    """The results of the store, and their time."""
+    """What was read from the store, and when."""
 
     entries: tuple[MigrationStatus, ...]
     stats: StoreStats | None
@@ -86,32 +86,32 @@ def doctor(
     silent_after: Annotated[
         str | None,
         typer.Option(
-            help="When a worker without a heartbeat counts as dead. [default: 3 of its heartbeats]", metavar="SPAN"
+            help="When a worker without a heartbeat counts as dead. [default: 3 of its intervals]", metavar="SPAN"
         ),
     ] = None,
-    unknown_after: Annotated[str, typer.Option(help="Older unknown keys are a warning.", metavar="SPAN")] = "1h",
+    unknown_after: Annotated[str, typer.Option(help="Warn about unknown keys that are older.", metavar="SPAN")] = "1h",
     stale_after: Annotated[
-        str, typer.Option(help="Keys whose lease ended longer ago are a warning.", metavar="SPAN")
+        str, typer.Option(help="Warn about keys whose lease ended longer ago.", metavar="SPAN")
     ] = _STALE,
     resumable_after: Annotated[
-        str, typer.Option(help="Unfinished work that has waited longer is a warning.", metavar="SPAN")
+        str, typer.Option(help="Warn about unfinished work that has waited longer.", metavar="SPAN")
     ] = "1h",
     expired_after: Annotated[
-        str, typer.Option(help="Records that expired longer ago are a warning.", metavar="SPAN")
+        str, typer.Option(help="Warn about records that expired longer ago.", metavar="SPAN")
     ] = "1d",
     due_after: Annotated[
-        str, typer.Option(help="Calls and messages that are overdue for longer are a warning.", metavar="SPAN")
+        str, typer.Option(help="Warn about calls and messages overdue for longer.", metavar="SPAN")
     ] = "5m",
-    dead_after: Annotated[str, typer.Option(help="Dead letters that are older are a warning.", metavar="SPAN")] = "0",
+    dead_after: Annotated[str, typer.Option(help="Warn about dead letters that are older.", metavar="SPAN")] = "0",
     replay_cache: options.ReplayCache = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print findings only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Omit checks that found no problem.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Check a store: schema, indexes, clock, workers, pending work, dead rows, old transactions, settings.
 
     With --replay-cache it also checks the Redis in front of the store.
 
-    Changes nothing. Each finding has an observation, its meaning and what to do. Every unknown or stale key, every due
+    Changes nothing. Each finding states an observation, its meaning and a remedy. Every unknown or stale key, every due
     delivery and every dead letter is at least a note; work that has waited longer than its option is a warning, and so
     is a store without a live worker. Exit code 0: no problems, perhaps notes; 1: warnings; 2: errors, or no store.
 
@@ -202,7 +202,7 @@ def _front(place: str) -> Finding:
 
 
 async def _examine(engine: AsyncEngine) -> _Checkup:
-    """Read everything that the findings need. A wrong schema is a finding, and does not end the command."""
+    """Read everything that the findings need. A wrong schema is a finding, not an error of the command."""
     store, run = engine.store, engine.driver.run
     entries = await adrive(migrating.status(store.schema), run)
     fits = all(entry.state is MigrationState.APPLIED or _may_wait(entry) for entry in entries)

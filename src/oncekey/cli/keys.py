@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 NO_KEY: Final = "no such key"
 NOT_TOLD: Final = (
-    "the replay cache did not respond, so the old response may be replayed until its `life` ends; bust continues"
+    "the replay cache did not respond, so it may replay the old response until its `life` ends; bust continues"
 )
 App = Annotated[
     str | None,
@@ -43,8 +43,8 @@ _SCHEMA: Final = "oncekey"
 def register(app: typer.Typer) -> None:
     """Add the group `keys`."""
     group = typer.Typer(
-        help="Inspect keys, and resolve them by hand. Every change is a legal move of the record, needs a reason and "
-        f"is audited; a refused one prints the reason, and the moves that are possible.\n\n{options.CODES}",
+        help="Inspect keys, and resolve them by hand. Every change needs a reason, is audited, and must be a legal "
+        f"move of the record; otherwise the command prints why, and the moves that are possible.\n\n{options.CODES}",
         no_args_is_help=True,
     )
     for name, command in (
@@ -77,7 +77,7 @@ def list_keys(
     ] = None,
     limit: options.Limit = 50,
     before: Annotated[
-        str | None, typer.Option(help="Start after this place, from the previous list.", metavar="PLACE")
+        str | None, typer.Option(help="Continue after this position, from the previous list.", metavar="PLACE")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -125,7 +125,7 @@ def show(
 ) -> None:
     """Show one key: the meaning of its state, the effect of a retry, and the commands that apply. Changes nothing.
 
-    --tenant is not needed if only one key matches; a prefix of the key is enough, too. The command shows the same
+    --tenant is not needed if only one key matches; a prefix of the key is enough. The command shows the same
     `state`, `recovery_point`, `attempts`, `last_error` and `expires_at` as GET /idempotency-keys/KEY. A LOCAL request
     on PostgreSQL has no row until it is done; the command finds it by its lock, and needs --tenant for that, and the
     policy's secret in ONCEKEY_SECRET if there is one.
@@ -170,9 +170,9 @@ def history(
 ) -> None:
     """Show the audit of a key: every move by sweeper, reaper, resolver, worker and operators.
 
-    The entries outlive the record; their incarnation tells the lives of the key apart. For a key whose record is gone,
-    pass --tenant. The reaper writes one entry for the keys of a tenant that it deletes in one batch, unless the setting
-    `audit` is `each`. For a key without a record the command also shows the latest of these entries, without
+    Entries outlive the record; the incarnation distinguishes successive records of one key. For a key whose record is
+    gone, pass --tenant. The reaper writes one entry for the keys of a tenant that it deletes in one batch, unless the
+    setting `audit` is `each`. For a key without a record the command also shows the latest of these entries, without
     incarnation and fence. Changes nothing.
 
     JSON: {"now", "items": [{"at", "from", "to", "trigger", "actor", "who", "why", "fence", "operation",
@@ -207,9 +207,9 @@ def resolve(
     namespace: options.Namespace = None,
     principal: options.Principal = None,
     scope: options.Scope = None,
-    executed: Annotated[bool, typer.Option("--executed", help="It happened.")] = False,
-    declined: Annotated[bool, typer.Option("--declined", help="The provider declined it finally.")] = False,
-    not_executed: Annotated[bool, typer.Option("--not-executed", help="It was not executed.")] = False,
+    executed: Annotated[bool, typer.Option("--executed", help="The provider executed the call.")] = False,
+    declined: Annotated[bool, typer.Option("--declined", help="The provider declined the call permanently.")] = False,
+    not_executed: Annotated[bool, typer.Option("--not-executed", help="The call was not executed.")] = False,
     closed: Annotated[
         bool,
         typer.Option(
@@ -247,10 +247,10 @@ def resolve(
     completer, and computes the response itself. With --app the result is first checked against the handler's `result=`.
     To correct a wrong one, repeat the command before the next step is stored.
 
-    --declined: the same with the provider's final refusal. PHASED: `RejectedError(result)` is raised in the handler.
+    --declined: the same, with the provider's permanent refusal; a PHASED handler gets `RejectedError(result)`.
 
-    --not-executed: a retry executes it; a deferred call goes back to the outbox. It is accepted only if you checked
-    after the time shown by `keys show`, because a call may still be on its way, or with --closed.
+    --not-executed: a retry executes it; a deferred call goes back to the outbox. Because a call may still be on its
+    way, it is accepted only if you checked after the time shown by `keys show`, or with --closed.
 
     Refused for any other state. Exit code 1: refused, nothing was changed.
 
@@ -262,7 +262,7 @@ def resolve(
     if not_executed and (status, body, result) != (None, None, None):
         raise ConfigurationError("--not-executed has no response: remove --status, --body and --result")
     if not not_executed and (closed or asked_at is not None):
-        raise ConfigurationError("--closed and --asked-at go with --not-executed")
+        raise ConfigurationError("--closed and --asked-at need --not-executed")
     order = Order.NOT_EXECUTED if not_executed else Order.DECLINED if declined else Order.EXECUTED
     command = OperatorCommand(
         order,
@@ -295,12 +295,12 @@ def release(
 ) -> None:
     """Release a key whose owner has died, as the sweeper would.
 
-    In progress, its lease ended: LOCAL becomes retryable, and a retry executes it; PHASED becomes resumable, and a
-    retry or a completer resumes it after the last finished step. INLINE, a call that must not be repeated, or too many
-    attempts become unknown, because it may have been executed.
+    In progress with an expired lease: LOCAL becomes retryable, and a retry executes it; PHASED becomes resumable, and a
+    retry or a completer resumes it after the last finished step. INLINE, an open call that must not be repeated, and a
+    key with too many attempts become unknown, because the operation may have been executed.
 
-    Unknown, without an open call: retryable. If a call is open, record its outcome with `keys resolve`. A live lease is
-    never released: a retry would run concurrently with its owner.
+    Unknown without an open call becomes retryable. If a call is open, record its outcome with `keys resolve`. A live
+    lease is never released: a retry would run concurrently with its owner.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}. "row" is
     the number of the move in docs/explanation/states.md.
@@ -330,11 +330,11 @@ def bust(
 ) -> None:
     """Delete a stored response, so that the next retry executes.
 
-    For a response that should not have been stored: a failure whose cause is fixed. A stored success needs
-    --runs-again: LOCAL and INLINE execute from the beginning; PHASED keeps its finished steps, repeats none of them,
-    and computes its response again; a call that the provider declined is a finished step, so the provider is not called
-    again: for another attempt the client needs a new key. An OUTBOX response cannot be busted, because its handler must
-    not run twice. Refused while the record has entries in the outbox or dead letters.
+    For a response that should not have been stored, such as a failure whose cause is fixed. A stored success needs
+    --runs-again: LOCAL and INLINE execute from the beginning; PHASED keeps its finished steps and only computes its
+    response again. A call that the provider declined is a finished step, so the provider is not called again: for
+    another attempt the client needs a new key. An OUTBOX response cannot be busted, because its
+    handler must not run twice. Refused while the record has entries in the outbox or dead letters.
 
     Applications with a shared `replay_cache` would replay the response for up to its `life`: --replay-cache removes it
     there first. The copies in the memory of processes last until their `life` ends.
@@ -402,7 +402,7 @@ async def _forgotten(engine: AsyncEngine, policy: Policy, record_id: RecordId) -
 
 
 async def _nothing(_: AsyncEngine, __: RecordId) -> None:
-    """For a move that needs no preparation."""
+    """For a command that needs no preparation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,7 +448,7 @@ def _act(
 
 
 def _one(found: T | options.Several | Forbidden, key: str, *, json_wanted: bool) -> T:
-    """The result of a search; if it is not exactly one, print why and exit."""
+    """The one result of a search; if none or several match, print why and exit."""
     if isinstance(found, options.Several):
         options.refuse_several(found, key, json_wanted=json_wanted)
     if isinstance(found, Forbidden):
@@ -459,7 +459,7 @@ def _one(found: T | options.Several | Forbidden, key: str, *, json_wanted: bool)
 async def known_of(
     engine: AsyncEngine, record_id: RecordId, calls: tuple[str, ...] = (), app: str | None = None
 ) -> keys_show.RecordView | Forbidden:
-    """A key with its record, and the known facts about its call: its name, and its last result."""
+    """A key with its record, and the name and last result of its call."""
     number = lock_number(_SCHEMA, record_id, options.secret())
     sight = await adrive(operate.inspect(engine.store, record_id, number), engine.driver.run)
     if sight.snapshot.record is None and not sight.busy:
@@ -505,4 +505,4 @@ def _place(token: str | None) -> tuple[int, str, str] | None:
         at, scope, key = json.loads(base64.urlsafe_b64decode(token))
         return int(at), str(scope), str(key)
     except ValueError:
-        raise ConfigurationError("--before takes the `next` of the previous list") from None
+        raise ConfigurationError("--before takes the value of `next` in the previous list") from None

@@ -43,7 +43,7 @@ _BRIEF: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RecordView:
-    """A key with its record, and the known facts about its call."""
+    """A key with its record, and what is known about its call."""
 
     sight: KeyView
     last: MemoEntry | None = None
@@ -75,7 +75,7 @@ def line_of(record: Record, now: Instant) -> dict[str, Any]:
 
 
 def shown(known: RecordView, key: str) -> dict[str, Any]:
-    """A key with everything that an operator needs to decide."""
+    """A key with everything that an operator needs for a decision."""
     sight = known.sight
     record, now = sight.snapshot.record, sight.snapshot.now
     if record is None or (sight.busy and situate(record, now) is Situation.EXPIRED):
@@ -127,7 +127,7 @@ def shown(known: RecordView, key: str) -> dict[str, Any]:
 
 
 def record_lines(known: RecordView, shape: dict[str, Any], *, verbose: bool) -> Iterator[str]:
-    """The meaning of the state and what to do, with commands to copy; then the details. Line by line."""
+    """The lines of `keys show`: the meaning of the state; what to do, with commands to copy; the details."""
     yield shape["means"]
     if shape.get("why"):
         yield f"Why: {plain(shape['why'])}."
@@ -191,7 +191,7 @@ def _looking(record: Record, shape: dict[str, Any]) -> Iterator[str]:
 
 
 def command_of(one: Possibility, record: Record, result: str | None) -> str:
-    """The command for this key. A refusal has no example: its shape is not known."""
+    """The command for this key. It has no example of a refusal, whose shape is unknown."""
     given = result if one.order is Order.EXECUTED and result else RESULT
     target, last = words_of(record.id)
     return one.typed(target, last=last, result=given)
@@ -204,12 +204,12 @@ def _result_shape(known: RecordView) -> Any:
 
 
 def _result_option(shape: Any) -> str | None:
-    """A result for the operator to fill in, quoted for a shell. Until it is filled in it is not valid JSON."""
+    """A template of a result, quoted for a shell. It is invalid JSON until the operator fills it in."""
     return None if shape is None else shlex.quote(_outline(shape))
 
 
 def _outline(shape: Any) -> str:
-    """The shape of a result with a gap for each value."""
+    """The shape of a result with a placeholder for each value."""
     if isinstance(shape, dict):
         return "{" + ", ".join(f"{json.dumps(name)}: {_outline(one)}" for name, one in shape.items()) + "}"
     return f"[{', '.join(map(_outline, shape))}]" if isinstance(shape, list) else f"<{shape}>"
@@ -250,7 +250,7 @@ def open_call(intent: Intent | None) -> dict[str, Any] | None:
 
 
 def shown_entry(entry: AuditEntry) -> dict[str, Any]:
-    """An entry of the audit."""
+    """An audit entry as JSON."""
     note = entry.note
     single = bool(note.key_digest)
     return {

@@ -1,7 +1,7 @@
 """Shared by the operators' commands: the options for the store, a record and a response, and the output of a move.
 
-An operator names a record by its key, and by its tenant or scope if several have that key. The output of a command
-names it in full.
+An operator identifies a record by its key, and by its tenant or scope if several records have that key. Output always
+identifies it in full.
 """
 
 from __future__ import annotations
@@ -47,9 +47,7 @@ NAMESPACE: Final = "ONCEKEY_NAMESPACE"
 SHORTEST: Final = 4
 """The minimum length of a prefix to search for a key."""
 SHOWN: Final = 20
-NOT_HERE: Final = (
-    "no such key (a LOCAL request in progress on PostgreSQL has no row yet: it is found with --tenant only)"
-)
+NOT_HERE: Final = "no such key (a LOCAL request in progress on PostgreSQL has no row yet: pass --tenant to find it)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +70,12 @@ async def find(engine: AsyncEngine, key: str, scope: str | None) -> RecordId | S
         return fitting[0].id
     if fitting:
         return Forbidden(f"a search needs at least {SHORTEST} characters of a key")
-    # With the tenant, a record without a row is found by its lock, and a deleted one in the audit.
+    # With the tenant, a record without a row can be found by its lock, and a deleted one in the audit.
     return Forbidden(NOT_HERE) if scope is None else RecordId(scope, key)
 
 
 async def called(engine: AsyncEngine, app: str | None) -> dict[str, tuple[str, ...]]:
-    """The calls of INLINE handlers by operation, from the workers' notes and the application's code."""
+    """The calls of INLINE handlers by operation, as registered by workers and found in the application's code."""
     found: dict[str, tuple[str, ...]] = {}
     if engine.store.upkeep is not None:
         roll = await adrive(engine.store.upkeep.workers(), engine.driver.run)
@@ -110,7 +108,7 @@ def typed(record_id: RecordId) -> str:
 
 
 def words_of(record_id: RecordId) -> tuple[str, str]:
-    """The same in two parts, the second for the end of the line: a key with a dash would be taken for an option."""
+    """The arguments of `typed` in two parts; the second, after `--`, is for a key that would look like an option."""
     match parts_of(record_id.scope):
         case [namespace, tenant]:
             words = [*_namespace(namespace), "--tenant", tenant]
@@ -152,7 +150,7 @@ Key = Annotated[str, typer.Argument(help="The Idempotency-Key, without quotes, o
 Tenant = Annotated[
     str | None,
     typer.Option(
-        "--tenant", help=("The tenant that owns the key, as the application names it; needed if several match.")
+        "--tenant", help=("The tenant that owns the key, as the application names it; needed if several keys match.")
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every field, with the column names.")]
@@ -160,10 +158,10 @@ Namespace = Annotated[
     str | None, typer.Option("--namespace", envvar=NAMESPACE, help="The policy's `namespace`, if it has one.")
 ]
 Principal = Annotated[
-    str | None, typer.Option("--principal", help="The principal in the tenant, where keys are bound to principals.")
+    str | None, typer.Option("--principal", help="The principal within the tenant, if keys are bound to principals.")
 ]
 Scope = Annotated[
-    str | None, typer.Option("--scope", help="Instead of the tenant: the scope, as shown in lists.", metavar="TEXT")
+    str | None, typer.Option("--scope", help="The scope, as shown in lists; replaces --tenant.", metavar="TEXT")
 ]
 Reason = Annotated[
     str, typer.Option("--reason", help="The reason, for the audit; required for every change.", metavar="TEXT")
@@ -173,7 +171,7 @@ By = Annotated[
 ]
 Version = Annotated[
     int | None,
-    typer.Option("--version", help="Only if the record still has this version, as shown by `keys show`.", metavar="N"),
+    typer.Option("--version", help="Fail unless the record has this version, as shown by `keys show`.", metavar="N"),
 ]
 ReplayCache = Annotated[
     str | None,
@@ -188,7 +186,7 @@ Limit = Annotated[int, typer.Option("--limit", min=1, max=1000, help="The maximu
 
 
 def work(url: str, doing: Callable[[AsyncEngine], Awaitable[T]], *, checked: bool = True) -> T:
-    """Use a store whose schema is right, under asyncio, because every database has a driver for it."""
+    """Run `doing` with the store, after checking its schema. It uses asyncio: every database has a driver for it."""
     check_exists(url)
 
     async def within() -> T:
@@ -288,12 +286,12 @@ def instant(text: str) -> Instant:
 
 
 def age(since: Instant | None, now: Instant) -> str:
-    """The age, for people."""
+    """The age as readable text."""
     return "" if since is None else lapse(now - since)
 
 
 def print_move(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> None:
-    """Print the move that was made, and the effect of a retry."""
+    """Print the change of state, and the effect of a retry."""
     from oncekey.frameworks.resources import describe
 
     seen, after = moved.move.seen, moved.snapshot.record
@@ -320,7 +318,7 @@ def print_move(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> Non
 def refuse(
     forbidden: Forbidden, *, json_wanted: bool, about: RecordId | None = None, verbose: bool = False
 ) -> NoReturn:
-    """Print why the move was refused, and the commands that are possible instead; exit. Nothing was changed."""
+    """Print why the change was refused, and the commands that are possible instead; exit. Nothing was changed."""
     if json_wanted:
         shown = [possibility(one, about) for one in forbidden.instead]
         as_json({"changed": False, "why": forbidden.why, "possible": shown})

@@ -31,7 +31,7 @@ def as_json(shape: Any) -> None:
 
 
 def as_list(items: Sequence[Mapping[str, Any]], *, now: int | None = None, following: str | None = None) -> None:
-    """A list for programs: every list has the same three members.
+    """Print a list as JSON: every list has the same three members.
 
     `now` is the store's clock when it was read, or this host's if no store was read; `next` is where the following page
     begins, or null.
@@ -95,7 +95,7 @@ def _that_fit(head: Sequence[str], widths: Sequence[int], first: Sequence[str]) 
 
 
 def pairs(rows: Sequence[tuple[str, Any]]) -> list[str]:
-    """Names and values, one per line. The terminal wraps long lines, so that they can be copied in one piece."""
+    """Names and values, one per line. Long lines are not broken, so that they can be copied in one piece."""
     longest = max((len(name) for name, _ in rows), default=0)
     return [f"{name.ljust(longest)}{GAP}{plain(value)}".rstrip() for name, value in rows]
 
@@ -107,7 +107,7 @@ def lines(texts: Iterable[str]) -> None:
 
 
 def broken(command: str, *, indent: int) -> list[str]:
-    """A command in lines that fit, joined by backslashes, so that it can be copied from any terminal."""
+    """A command in lines that fit, continued with backslashes, so that it can be copied from any terminal."""
     words = shlex.split(command, posix=False)
     room = width() - indent - len(" \\")
     if len(command) <= room or " ".join(words) != command:
@@ -123,7 +123,7 @@ def broken(command: str, *, indent: int) -> list[str]:
 
 
 def _options(words: Sequence[str]) -> list[str]:
-    """Words, with each option and its value in one piece."""
+    """Words, with each option joined to its value."""
     groups: list[list[str]] = []
     for word in words:
         if groups and groups[-1][0].startswith("--") and len(groups[-1]) == 1 and not word.startswith("--"):

@@ -59,7 +59,7 @@ def list_unknown(
     older_than: Annotated[str, typer.Option(help="Only keys older than: 90s, 15m, 2h, 3d.", metavar="SPAN")] = "0",
     given_up: Annotated[
         bool,
-        typer.Option("--given-up", help=("Only keys that the resolvers have given up: an operator must resolve them.")),
+        typer.Option("--given-up", help=("Only keys that no resolver checks any more: an operator must resolve them.")),
     ] = False,
     call: Annotated[
         list[str] | None,
@@ -78,8 +78,8 @@ def list_unknown(
     """List the keys whose outcome is unknown, newest first. Changes nothing.
 
     The downstream key identifies the call at the provider: check there, then record the outcome with `oncekey keys
-    resolve KEY --executed | --declined | --not-executed`. The reconciler calls resolvers by itself; keys that it has
-    given up are listed, too.
+    resolve KEY --executed | --declined | --not-executed`. The reconciler calls resolvers automatically; the
+    list includes keys that it has given up.
 
     An INLINE handler does not announce its calls. Workers record the calls in their application's code; if no worker
     runs, pass --call OPERATION=NAME or --app.
@@ -105,7 +105,7 @@ def list_unknown(
         printing.as_list([in_doubt(one, page.now, calls=calls.get(one.operation, ())) for one in records], now=page.now)
         return
     printing.table(
-        ("key", "downstream key", "whose", "operation", "effects", "last error", "open call", "looks", "age"),
+        ("key", "downstream key", "whose", "operation", "effects", "last error", "open call", "checks", "age"),
         [
             (
                 one.id.key,
@@ -182,12 +182,12 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
     ],
     since: Annotated[
         str | None,
-        typer.Option(help="Only calls since: 2026-11-16T00:00:00Z, or 25h ago.", metavar="INSTANT|SPAN"),
+        typer.Option(help="Only calls since 2026-11-16T00:00:00Z, for example, or 25h (ago).", metavar="INSTANT|SPAN"),
     ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(
-            help="A field's name in the ledger: downstream_key, provider_id, amount, currency, at. Repeatable.",
+            help="The ledger's name of a field: downstream_key, provider_id, amount, currency or at. Repeatable.",
             metavar="FIELD=NAME",
         ),
     ] = None,
@@ -200,14 +200,14 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
         ),
     ] = None,
     currency: Annotated[
-        str | None, typer.Option("--currency", metavar="POINTER", help="The same for the currency, such as /currency.")
+        str | None, typer.Option("--currency", metavar="POINTER", help="The JSON pointer to the currency.")
     ] = None,
     inline: Annotated[
         list[str] | None,
         typer.Option(
             help=(
-                "The call of an INLINE operation, which does not announce it, such as pay=charge. Repeatable; --app "
-                "finds them."
+                "The name of an INLINE operation's call, such as pay=charge, which is not announced. Repeatable; --app "
+                "finds the names."
             ),
             metavar="OPERATION=CALL",
         ),
@@ -218,9 +218,9 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
 ) -> None:
     """Compare the provider's charges with the recorded calls. Changes nothing.
 
-    Reports charges that are missing on one side, calls that were charged twice or although they were refused, and
-    amounts that differ. Pass a ledger that begins no later than --since, and omit the last minutes: calls in progress
-    are reported as charged_while_unknown.
+    Reports charges that are missing on one side, double charges, charges for refused calls, and amounts that differ.
+    Pass a ledger that begins no later than --since, and omit the last minutes: calls in progress are reported as
+    charged_while_unknown.
 
     JSON: {"agree", "charges", "calls", "agreed", "differences": [{"kind", "meaning", "downstream_key", "provider_id",
     "operation", "key_digest", "charges", "ours", "theirs"}]}.
@@ -285,9 +285,7 @@ def option_pairs(given: list[str] | None, option: str) -> dict[str, str]:
 
 def _pointer(text: str | None, option: str) -> str | None:
     if text is not None and not text.startswith("/"):
-        raise ConfigurationError(
-            f"{option} {text} is not a JSON pointer: it begins with a slash, such as /amount_cents"
-        )
+        raise ConfigurationError(f"{option} {text} is not a JSON pointer: write it like /amount_cents")
     return text
 
 

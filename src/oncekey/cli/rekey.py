@@ -28,14 +28,14 @@ def register(app: typer.Typer) -> None:
 def rekey(
     store: options.StoreUrl,
     *,
-    batch: Annotated[int, typer.Option(min=1, max=10_000, help="How many records are read at a time.")] = PAGE,
+    batch: Annotated[int, typer.Option(min=1, max=10_000, help="The number of records to read at a time.")] = PAGE,
     as_json: options.AsJson = False,
 ) -> None:
     """Encrypt all stored content with the current key, while the application runs; it can be interrupted and restarted.
 
     The keys are in ONCEKEY_SEAL_KEYS, the current one first: k2:BASE64,k1:BASE64. Give every process the new key first,
     and remove the old one when `oncekey doctor` no longer reports it. Plain content is encrypted too. Records of
-    requests in progress are skipped: run the command again when they have ended.
+    requests in progress are skipped: run the command again later.
 
     JSON: {"looked", "resealed", "owned", "closed", "moved"}. Exit code: 0 nothing was skipped, 1 some was, 2 a usage
     error or no store.
@@ -54,7 +54,7 @@ def rekey(
     else:
         typer.echo(f"{done.looked} read, {done.resealed} encrypted with {seal.current}.")
         for count, why in (
-            (done.owned, "are in use by a request or a worker: run it again when they have ended"),
+            (done.owned, "are in use by a request or a worker: run it again later"),
             (done.moved, "changed meanwhile: run it again"),
             (done.closed, "could not be decrypted: their key is not in " + KEYS_VARIABLE),
         ):

@@ -51,13 +51,13 @@ def routes(
 ) -> None:
     """List the state-changing routes and functions, and how each is protected.
 
-    Every step of a flow has to be protected, and a PUT or DELETE that publishes or calls out is not idempotent. A LOCAL
-    or OUTBOX handler that takes neither op nor once.session or once.connection "writes apart": its key is protected,
-    but rows that it writes on another connection do not commit with the key. Functions and consumers have the method
-    CALL. `oncekey audit` compares the findings with a baseline. JSON: {"now", "items": [{"method", "path", "verdict",
-    "operation", "effects", "key", "front"}], "next"}; `front` is what is read before the store: `replay_cache`,
-    `lock_hint`. Exit code: 0 nothing to do; 1 a POST or PATCH is unprotected, a handler writes apart, or a PUT or
-    DELETE publishes; 2 a usage error.
+    Every step of a flow has to be protected, and a PUT or DELETE that publishes or calls other systems is not
+    idempotent. A LOCAL or OUTBOX handler that takes neither op nor once.session or once.connection "writes apart": its
+    key is protected, but rows that it writes on another connection do not commit with the key. Functions and consumers
+    have the method CALL. `oncekey audit` compares the findings with a baseline. JSON: {"now", "items": [{"method",
+    "path", "verdict", "operation", "effects", "key", "front"}], "next"}; `front` is what is read before the store:
+    `replay_cache`, `lock_hint`. Exit code: 0 nothing to do; 1 a POST or PATCH is unprotected, a handler writes apart,
+    or a PUT or DELETE publishes; 2 a usage error.
     """
     lines = route_lines(*applications(app), frozenset(declared or ()))
     if json_wanted:
@@ -107,7 +107,7 @@ def audit(
     *,
     declared: Declared = None,
     baseline: Annotated[
-        Path | None, typer.Option(help="A file of known findings, which do not fail.", metavar="FILE")
+        Path | None, typer.Option(help="A file of known findings, which do not cause exit code 1.", metavar="FILE")
     ] = None,
     write_baseline: Annotated[
         bool, typer.Option("--write-baseline", help="Write the current findings to --baseline FILE.")

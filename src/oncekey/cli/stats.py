@@ -27,7 +27,7 @@ UNKNOWABLE: Final = (
     "Duplicates cannot be counted here: a replay writes nothing to the store. See the application's metrics."
 )
 WATCHED: Final = ("unknown", "dead", "stuck", "failed_retryable", "in_progress", "pending", "due")
-"""The counts of `--watch`, the most important first."""
+"""The counts of `--watch`, most important first."""
 _CLEAR: Final = "\x1b[H\x1b[2J"
 
 
@@ -42,7 +42,7 @@ def stats(
     watch: Annotated[
         float | None,
         typer.Option(
-            min=0.1, metavar="SECONDS", help="Count pending work every so many seconds, until Ctrl-C; see below."
+            min=0.1, metavar="SECONDS", help="Count pending work every SECONDS seconds, until Ctrl-C; see above."
         ),
     ] = None,
     as_json: options.AsJson = False,

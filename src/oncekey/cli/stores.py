@@ -30,7 +30,7 @@ class Abilities:
     effects: tuple[str, ...]
     """The effects that handlers may have."""
     phase: bool
-    """Whether PHASED handlers have `phase`, besides `call` and `value`: it needs the application's transactions."""
+    """Whether PHASED handlers have `phase` as well as `call` and `value`: it needs the application's transactions."""
     outbox: bool
     audit: bool
     upkeep: bool
@@ -126,7 +126,7 @@ def stores(*, as_json: options.AsJson = False) -> None:
     if as_json:
         printing.as_json({"items": [asdict(row) for row in rows], "next": None})
         return
-    head = ("store", "url", "asyncio", "threads", "effects", "besides")
+    head = ("store", "url", "asyncio", "threads", "effects", "also")
     printing.table(head, [_line(row) for row in rows], empty="none", first=("store", "effects", "url"))
     for row in rows:
         for command in row.install:
@@ -171,7 +171,7 @@ _SAMPLES = {Dialect.SQLITE: "sqlite:///any.db", Dialect.POSTGRES: "postgresql://
 def status(
     store: options.OptionalStoreUrl = None, *, app: options.StoreOfApp = None, as_json: options.AsJson = False
 ) -> None:
-    """List the migrations of the store. Exit code 1 if any is pending or not as it should be.
+    """List the migrations of the store. Exit code 1 if any is pending or has changed.
 
     JSON: {"now", "items": [{"number", "phase", "name", "status"}], "next"}.
     """
@@ -231,10 +231,10 @@ async def _up(url: str, phase: MigrationPhase | None) -> None:
 
 @asynccontextmanager
 async def _engine(url: str) -> AsyncIterator[AsyncEngine]:
-    """The engine of a store, under asyncio, because every database has a driver for it."""
+    """The engine of a store with its asyncio driver, because every database has one."""
     engine = wire.aconnect(url)
     if not engine.store.schema.migrations:
-        wire.migrations_for(url)  # raises the error that this store has no tables
+        wire.migrations_for(url)  # raises: this store has no tables
     try:
         yield engine
     finally:

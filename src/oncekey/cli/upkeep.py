@@ -1,4 +1,4 @@
-"""`oncekey sweep` and `oncekey reap` run the upkeep by hand: one round, or rounds until SIGTERM."""
+"""`oncekey sweep` and `oncekey reap` run the sweeper or the reaper: one round, or rounds until SIGTERM."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ def worker(
         str | None, typer.Option("--topics", metavar="A,B", help="Only these topics. [default: all]")
     ] = None,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", min=1, help="Calls and messages at a time.")
+        int, typer.Option("--concurrency", min=1, help="Simultaneous calls and messages.")
     ] = CONCURRENCY,
-    grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds to let open calls finish at a stop.")] = GRACE,
+    grace: Annotated[float, typer.Option("--grace", min=0, help="Seconds for open calls to finish at a stop.")] = GRACE,
     only: Annotated[str | None, typer.Option("--only", metavar="A,B", help="Only these tasks.")] = None,
     without: Annotated[str | None, typer.Option("--without", metavar="A,B", help="All tasks but these.")] = None,
     health: Annotated[
@@ -79,7 +79,7 @@ def worker(
 
     well = asyncio.run(_serve(found, tasks, grace, health, app, only_once=once))
     if ABANDONED:
-        # A function that swallows every exception would keep the interpreter from ending.
+        # A function that swallows every exception would keep the interpreter from exiting.
         sys.stdout.flush()
         logging.shutdown()
         os._exit(0 if well else 1)

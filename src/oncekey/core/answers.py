@@ -1,8 +1,8 @@
-"""Complete HTTP answers as bytes: refusals, replays, and the header fields that are added to a first response.
+"""Complete HTTP responses as bytes: refusals, replays, and the header fields that are added to a first response.
 
-At the end is the 202 of an OUTBOX request: from when on a request is accepted, and what its client gets until a worker
-is done. A request is accepted when its parcel is committed, and the record alone proves that (O5). The response is
-stored with the record in that same commit, so the first request and every retry get the same one.
+The last part is the 202 of an OUTBOX request: when the request counts as accepted, and what its client receives until
+a worker is done. A request is accepted when its parcel is committed, and the record alone proves that (O5). The
+response is stored with the record in that same commit, so the first request and every retry receive the same one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LONGEST_WAIT: Final = 60
 _EMPTY: Final = frozenset({b"", b"null"})
 _JSON: Final[Headers] = ((b"content-type", b"application/json"),)
 _ACCEPTED: Final = 202
-# An answer with one of these has no content, not even content of length 0 (RFC 9110, 8.6).
+# A response with one of these has no content, not even content of length 0 (RFC 9110, 8.6).
 _WITHOUT_CONTENT: Final = frozenset({204, 304})
 _NO_STORE: Final = (b"cache-control", b"no-store")
 _CONFLICT: Final = 409
@@ -40,7 +40,7 @@ class Answer:
     headers: Headers
     body: bytes
     verdict: Refuse | Replay | None = field(default=None, repr=False, compare=False)
-    """The verdict that this answer expresses in HTTP, for callers that are not HTTP clients, such as functions."""
+    """The verdict that this response expresses in HTTP, for callers that are not HTTP clients, such as functions."""
 
 
 def refuse(
@@ -52,7 +52,7 @@ def refuse(
     fault_id: str = "",
     trace_id: str = "",
 ) -> Answer:
-    """The answer to a request that is not executed."""
+    """The response to a request that is not executed."""
     code, record = refusal.code, refusal.record
     if code is Code.IN_PROGRESS and record is not None and is_accepted(record):
         return _accepted(refusal, record, policy, echo, status_url)
@@ -82,7 +82,7 @@ def replay(
     fault_id: str = "",
     trace_id: str = "",
 ) -> Answer:
-    """The stored answer, byte for byte, marked as a replay."""
+    """The stored response, byte for byte, marked as a replay."""
     record, stored = verdict.record, verdict.record.response
     marked = (
         (field_name(policy.replayed_header), b"true"),
@@ -100,12 +100,12 @@ def replay(
     if stored.status not in _WITHOUT_CONTENT:
         headers.append((b"content-length", b"%d" % len(stored.body)))
     if stored.status == _CONFLICT or stored.status >= _FAULTS:
-        headers += should_retry(policy, retryable=False)  # a retry can only get it again
+        headers += should_retry(policy, retryable=False)  # a retry would receive the same response
     return Answer(stored.status, (*headers, *marked), stored.body, verdict)
 
 
 def marks(policy: Policy, *, echo: bytes | None, expires_at: Instant | None) -> Headers:
-    """The header fields that are added to a first response: the key as received, and how long the answer is kept."""
+    """The header fields that are added to a first response: the key as received, and how long the response is kept."""
     echoed = None if echo is None or not PRINTABLE.fullmatch(echo) else (field_name(policy.key_header), echo)
     if expires_at is None:
         return () if echoed is None else (echoed,)
@@ -118,7 +118,7 @@ def marked_lines(
 ) -> list[tuple[bytes, bytes]]:
     """The header lines of a first response as they are sent: the handler's own, and those that oncekey adds.
 
-    A handler that passes on another service's answer may pass on fields that only oncekey may set; those are removed.
+    A handler that forwards another service's response may include fields that only oncekey sets; those are removed.
     The list is new for each response, because an outer middleware may change it in place.
     """
     ours = _our_names(policy.key_header, policy.expires_header, policy.replayed_header)
@@ -142,8 +142,8 @@ def should_retry(policy: Policy, *, retryable: bool) -> Headers:
 def retry_after(left: Duration, /, *, running_for: Duration = 0) -> int:
     """Whole seconds that the client is advised to wait: at least one, and never past the end of the lease.
 
-    The advice is as long as the operation has been running: short for what is usually over in a moment, and
-    patient with what is not, so that clients back off without hammering.
+    The wait is as long as the operation has been running: short for a quick operation, longer for a slow one,
+    so that clients back off.
     """
     return max(1, min(_ceil(left), _ceil(running_for), LONGEST_WAIT))
 
@@ -163,7 +163,7 @@ def _status_of(refusal: Refuse, policy: Policy) -> int:
 
 
 def _accepted(refusal: Refuse, record: Record, policy: Policy, echo: bytes | None, status_url: str | None) -> Answer:
-    """The 202 of an accepted request: the handler's own response, with the place where the state can be read."""
+    """The 202 of an accepted request: the handler's own response, with the URL of its state."""
     given = accepted_of(record) or default_of(None if status_url is None else target(status_url).decode("ascii"))
     place: Headers = () if status_url is None else ((b"location", target(status_url)),)
     headers = (
@@ -179,7 +179,7 @@ def _accepted(refusal: Refuse, record: Record, policy: Policy, echo: bytes | Non
 
 
 def _tombstone(answer: Answer, verdict: Replay, kept: Headers, marked: Headers, status_url: str | None) -> Answer:
-    """The answer for a completed record whose body was not kept: where to read the result, and not to retry (A4)."""
+    """The response for a completed record without a stored body: where to read the result, and not to retry (A4)."""
     place = first(kept, b"location") or (None if status_url is None else target(status_url))
     where: Headers = () if place is None else ((b"location", place),)
     return Answer(answer.status, (*answer.headers, *where, *marked), answer.body, verdict)
@@ -187,7 +187,7 @@ def _tombstone(answer: Answer, verdict: Replay, kept: Headers, marked: Headers, 
 
 @value
 class AcceptedResponse:
-    """The part of the 202 that the handler gives."""
+    """The part of the 202 that the handler returned."""
 
     headers: Headers
     body: bytes
@@ -209,7 +209,7 @@ def accepted_form(headers: Headers, body: bytes | None) -> bytes | None:
 
 
 def accepted_of(record: Record | None) -> AcceptedResponse | None:
-    """What the handler returned when the request was accepted. None: it is not accepted, or this cannot be opened."""
+    """What the handler returned when the request was accepted. None: it was not, or this cannot be opened."""
     kept = record.request if record is not None and is_accepted(record) else None
     if kept is None or disclose(kept) is not None:
         return None

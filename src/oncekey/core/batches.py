@@ -1,6 +1,6 @@
-"""How large the next batch of a worker is.
+"""The size of a worker's next batch.
 
-Batches grow while they end in good time, and shrink as soon as one does not. The relay and the reaper measure the time
+Batches grow while they finish in time, and shrink as soon as one does not. The relay and the reaper measure the time
 and use the same rule.
 """
 
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """How a batch went."""
+    """The measurements of one batch."""
 
     asked: int
     got: int
     took: float
-    """From its claim until the last of it was done, in the unit of `Bounds.target`."""
+    """From its claim until its last item was done, in the unit of `Bounds.target`."""
     weight: int = 0
-    """How many bytes it brought into memory."""
+    """How many bytes it loaded into memory."""
 
     @property
     def full(self) -> bool:
-        """Whether the batch was as large as the worker asked for, so that a larger one would have brought more."""
+        """Whether the batch was as large as the worker asked for, so that a larger one would have returned more."""
         return self.got >= self.asked
 
 
@@ -34,14 +34,14 @@ class Bounds:
     most: int
     target: float
     heaviest: int | None = None
-    """How many bytes a batch may bring into memory; its least size may exceed that."""
+    """How many bytes a batch may load into memory; a batch of the least size may exceed that."""
 
     def after(self, size: int, worked: Worked) -> int:
         """The size of the next batch.
 
-        It is what would have ended just in time at the speed of the last one, at most twice and at least half of the
-        size before. A batch that ended in time never makes it smaller, and one that was not full never larger: it
-        says nothing about more.
+        At the speed of the last batch it would end just in time; it is at most twice and at least half of the last
+        size. A batch that ended in time never makes it smaller, and one that was not full never makes it larger,
+        because it does not show how long a larger one takes.
         """
         fits = 2 * size if worked.took <= 0 else int(min(2 * size, worked.got * self.target / worked.took))
         if worked.took > self.target:
@@ -56,5 +56,5 @@ class Bounds:
         most = self.most
         if self.heaviest is not None and worked.weight:
             most = min(most, self.heaviest * worked.got // worked.weight)
-        # A size that fell below the least, because batches failed, also grows back step by step.
+        # A size that fell below the least because batches failed also grows back step by step.
         return max(min(self.least, 2 * size), min(most, wanted))

@@ -1,8 +1,8 @@
-"""A function's call as data: which arguments count, how they and the result are written down, and what is misuse.
+"""A function's call as data: which arguments count, how they and the result are stored, and which use is rejected.
 
 A call has one form however it was written: `f(1)`, `f(a=1)` and `f(1, 2)` are the same call of `def f(a, b=2)`. Plain
-data, dataclasses and models are written as JSON, with a tag for what JSON has no word for (`oncekey.core.memo`);
-anything else is refused, because two different values could look alike. The stored form is read by the annotations, so
+data, dataclasses and models are written as JSON, with a tag for types that JSON lacks (`oncekey.core.memo`);
+anything else is rejected, because two different values could look alike. The stored form is read by the annotations, so
 that a worker calls the function with the values of its first caller, and a repeated call returns the first result.
 """
 
@@ -18,7 +18,7 @@ from oncekey.core.memo import decode, written
 from oncekey.core.results import fitted, plain_of
 
 Chooses = str | Callable[..., Any]
-"""What picks a value out of a call's arguments: the name of one parameter, or a function of the parameters it names."""
+"""Selects a value from a call's arguments: the name of one parameter, or a function of the parameters it names."""
 
 PROTECTED: Final = ("__oncekey__", "__oncekey_function__")
 """The attributes that mark a function as already protected."""
@@ -30,7 +30,7 @@ _EMPTY: Final = inspect.Parameter.empty
 
 
 def operation_name(function: Any, given: str | None, *, decorator: str) -> str:  # noqa: ANN401  (whatever was decorated)
-    """The name that the function's calls are stored under; raises if the decorated object cannot be protected."""
+    """The name under which the function's calls are stored; raises if the decorated object cannot be protected."""
     if isinstance(function, classmethod | staticmethod):
         raise ConfigurationError(f"put @{type(function).__name__} above @{decorator}(...), not below it")
     if not inspect.isfunction(function):
@@ -39,17 +39,17 @@ def operation_name(function: Any, given: str | None, *, decorator: str) -> str: 
         )
     if any(hasattr(function, mark) for mark in PROTECTED):
         raise ConfigurationError(
-            f"{function.__qualname__} is protected already: one decorator of oncekey is enough, take the other away"
+            f"{function.__qualname__} is already protected: use one decorator of oncekey, and remove the other"
         )
     inner = inspect.unwrap(function)
     if any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, inner)):
         raise ConfigurationError(
-            f"{function.__qualname__} is a generator: calling it runs none of it, so nothing would be protected; "
+            f"{function.__qualname__} is a generator: calling it runs none of its code, so nothing would be protected; "
             "return the whole result"
         )
     if given is None and "<" in function.__qualname__:
         raise ConfigurationError(
-            f"{function.__qualname__} has no name that is the same in every process: move it to the module, or name "
+            f"{function.__qualname__} has no name that is the same in every process: move it to module level, or name "
             f"it with @{decorator}(operation=...)"
         )
     return given or function.__qualname__
@@ -58,8 +58,8 @@ def operation_name(function: Any, given: str | None, *, decorator: str) -> str: 
 class Shape:
     """The parameters and the result of one function.
 
-    `op` is the parameter that receives the operation; it is no argument. `ignore` names parameters that do not count,
-    such as a client or a session. `resumed` says whether a worker may make the call from its stored form.
+    `op` is the parameter that receives the operation; it does not count. `ignore` names others that do not count,
+    such as a client or a session. `resumed`: whether a worker may make the call from its stored form.
     """
 
     def __init__(
@@ -91,33 +91,33 @@ class Shape:
             self._hints = {name: _hint(function, name, operation) for name in counted}
 
     def _check_resumable(self, function: Callable[..., Any]) -> None:
-        """Refuse parameters that a worker could not restore from the stored form of a call."""
+        """Reject parameters that a worker could not restore from the stored form of a call."""
         lost = [name for name in inspect.unwrap(function).__code__.co_freevars if name != "__class__"]
         if lost:
             raise ConfigurationError(
-                f"{self.operation} remembers {', '.join(lost)} of the function around it, which a worker that goes on "
-                "with it cannot know: move it to the module, or say complete=False"
+                f"{self.operation} uses {', '.join(lost)} of the enclosing function, which a worker that resumes it "
+                "does not have: move it to module level, or set complete=False"
             )
         for name in self._left_out:
             if self.signature.parameters[name].default is _EMPTY:
                 raise ConfigurationError(
-                    f"{self.operation}: a worker that goes on with it has no {name} to hand it: give it a default, "
-                    "or say complete=False"
+                    f"{self.operation}: a worker that resumes it has no value for {name}: give it a default, "
+                    "or set complete=False"
                 )
 
     def _known(self, name: str, what: str) -> None:
         if name not in self.signature.parameters:
             there = ", ".join(self.signature.parameters) or "none"
-            raise ConfigurationError(f"{self.operation}: {what} names {name!r}, and the parameters are {there}")
+            raise ConfigurationError(f"{self.operation}: {what} names {name!r}, but the parameters are {there}")
 
     def chooser(self, chosen: Chooses, what: str, function: Callable[..., Any]) -> Callable[[Mapping[str, Any]], Any]:
-        """The function that picks the key or the tenant out of a call's arguments."""
+        """The function that selects the key or the tenant from a call's arguments."""
         if isinstance(chosen, str):
             self._known(chosen, what)
             kind = _hint(function, chosen, self.operation)
             if isinstance(kind, type) and not issubclass(kind, str):
                 raise ConfigurationError(
-                    f"{self.operation}: {what}={chosen!r} is text, and the parameter is annotated {kind.__name__}: "
+                    f"{self.operation}: {what}={chosen!r} must be text, but the parameter is of type {kind.__name__}: "
                     f"write {what}=lambda {chosen}: f'...'"
                 )
             return lambda arguments: arguments[chosen]
@@ -142,18 +142,18 @@ class Shape:
         """The stored form of the arguments that count.
 
         Raises:
-            BodyInvalidError: An argument is more than plain data.
+            BodyInvalidError: An argument is not plain data.
         """
         counted = {name: one for name, one in arguments.items() if name not in self._left_out}
         try:
             return written(plain_of(counted)).encode("utf-8")
         except _WRITING as error:
             raise BodyInvalidError(
-                f"{self.operation} cannot be told from another call, because an argument has no stored form: {error}"
+                f"{self.operation} cannot be compared with other calls, because an argument has no stored form: {error}"
             ) from None
 
     def read(self, stored: bytes, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments to call the function with; a worker, which has none of its own, reads the stored form."""
+        """The arguments to call the function with; a worker, which has none, reads the stored form."""
         if self._hints is None:
             return dict(given)
         found: dict[str, Any] = decode(stored.decode("utf-8"))
@@ -175,17 +175,17 @@ class Shape:
         return tuple(fitted(item, hint) for item in value)
 
     def invocation(self, arguments: Mapping[str, Any], op: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments for the function, with its operation among them."""
+        """The positional and keyword arguments for the function, including its operation."""
         handed = arguments if self._op is None else {**arguments, self._op: op}
         bound = inspect.BoundArguments(self._whole, dict(handed))
         return bound.args, bound.kwargs
 
     def returned(self, value: object) -> tuple[bytes, Any]:
-        """The stored form of a result, and the value that is read from it, which every caller gets.
+        """The stored form of a result, and the value that is read from it, which every caller receives.
 
         Raises:
-            ResultNotStorableError: It is more than plain data, or a model of it.
-            ResultInvalidError: It is not what was declared.
+            ResultNotStorableError: The value is neither plain data nor a model of it.
+            ResultInvalidError: The value does not fit the declaration.
         """
         body = self.stored(value)
         return body, self.result(body)
@@ -195,7 +195,7 @@ class Shape:
         try:
             return written(plain_of(value)).encode("utf-8")
         except _WRITING as error:
-            raise ResultNotStorableError(f"what {self.operation} returned cannot be stored: {error}") from None
+            raise ResultNotStorableError(f"the result of {self.operation} cannot be stored: {error}") from None
 
     def result(self, body: bytes) -> Any:  # noqa: ANN401  (whatever was declared)
         """The value of a stored result."""
@@ -206,7 +206,7 @@ class Shape:
         try:
             return decode(body.decode("utf-8")) if body else None
         except (ValueError, LookupError):
-            raise ResultInvalidError(f"the stored result of {self.operation} is no JSON") from None
+            raise ResultInvalidError(f"the stored result of {self.operation} is not JSON") from None
 
 
 def _hint(function: Callable[..., Any], name: str, operation: str) -> Any:  # noqa: ANN401
@@ -220,9 +220,9 @@ def _hint(function: Callable[..., Any], name: str, operation: str) -> Any:  # no
     try:
         return typing.get_type_hints(alone, inner.__globals__, include_extras=True)[name]
     except (NameError, TypeError, AttributeError, SyntaxError):
-        way = "say result=..., its type" if name == "return" else "import it where the program runs, too"
+        way = "pass its type, result=..." if name == "return" else "import it at run time too"
         what = "its result" if name == "return" else name
         raise ConfigurationError(
-            f"{operation}: the annotation {note!r} of {what} cannot be looked up, so a stored value could not be "
+            f"{operation}: the annotation {note!r} of {what} cannot be resolved, so a stored value could not be "
             f"read: {way}"
         ) from None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MEMORY: Final = "memory"
 SHARED: Final = ("redis", "rediss", "unix")
 LONGEST: Final = timedelta(hours=1)
-"""The longest life of a copy, and so for how long the copy of a busted answer must not be written again."""
+"""The longest lifetime of a copy, and so for how long the copy of a busted response must not be written again."""
 TIMEOUT: Final = timedelta(milliseconds=50)
 _CHECK: Final = "oncekey.check"
 _SCOPE: Final = "oncekey.scope"
@@ -35,12 +35,12 @@ class Check:
 
     allowed: str
     given: str
-    """The type of the values that may be given, as it is written in an annotation."""
+    """The type of the allowed values, as it is written in an annotation."""
     convert: Callable[[Any], object]
     secret: bool = False
 
     def __call__(self, setting: str, value: object) -> object:
-        """The value as the policy keeps it."""
+        """The value, converted for the policy."""
         try:
             return self.convert(value)
         except (TypeError, ValueError, OverflowError):
@@ -49,7 +49,7 @@ class Check:
 
 
 Rule = MappingProxyType[str, Any]
-"""A check, or a scope, in the shape of a dataclass field's metadata."""
+"""A check, or a scope, as the metadata of a dataclass field."""
 
 
 def check_of(metadata: Mapping[Any, Any]) -> Check:
@@ -64,18 +64,18 @@ def _rule(allowed: str, given: str, convert: Callable[[Any], object], *, secret:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Who may set something besides the policy of the whole application."""
+    """Where a setting is allowed in addition to the policy of the whole application."""
 
     effects: frozenset[Effects]
     """Handlers with these effects."""
     functions: bool
-    """Functions and consumers with these effects, too."""
+    """Functions and consumers with these effects too."""
     strict: bool
-    """Whether oncekey itself refuses it elsewhere, because nothing would read it there; else only a type checker."""
+    """Whether oncekey itself rejects it elsewhere, where nothing would read it; else only a type checker does."""
 
 
 def scope(*effects: Effects, functions: bool = True, strict: bool = False) -> Rule:
-    """A scope in the shape of metadata."""
+    """A scope as metadata."""
     return MappingProxyType({_SCOPE: Scope(frozenset(effects), functions, strict)})
 
 
@@ -140,7 +140,7 @@ def one_of(*numbers: int) -> Rule:
 
 
 def span() -> Rule:
-    """A duration longer than nothing: a `timedelta`, or a number of seconds."""
+    """A duration above zero: a `timedelta`, or a number of seconds."""
     return _rule("a timedelta or a number of seconds, longer than 0", "timedelta | float", _span)
 
 
@@ -155,7 +155,7 @@ def _span(value: object) -> timedelta:
 
 
 def front(life: timedelta, *, memory: bool) -> Rule:
-    """A `Front` before the store; a duration alone means one in this process, with that life."""
+    """A `Front` before the store; a duration alone means one in this process, with that lifetime."""
 
     def convert(value: object) -> Front:
         if memory and not isinstance(value, Front | str):
@@ -165,7 +165,7 @@ def front(life: timedelta, *, memory: bool) -> Rule:
             raise TypeError
         return made if made.life is not None else Front(made.place, life, made.timeout)
 
-    places = '"memory", a span of time (the same, for so long), ' if memory else ""
+    places = '"memory", a duration (the same, with that lifetime), ' if memory else ""
     given = "Front | str | timedelta | float" if memory else "Front | str"
     return _rule(f"{places}redis://host:6379/0, or a Front of one of these", given, convert, secret=True)
 
@@ -226,7 +226,7 @@ def a(kind: type) -> Rule:
 
 
 def function(given: str) -> Rule:
-    """Something that can be called, of this type."""
+    """A callable of this type."""
 
     def convert(value: object) -> object:
         if not callable(value):
@@ -276,7 +276,7 @@ def statuses(at_least: int, at_most: int) -> Rule:
 
 
 def _strings(value: object) -> Iterable[str]:
-    # A lone string is iterable too, letter by letter, which an operator never means.
+    # A single string is iterable too, character by character, which is never intended.
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise TypeError
     items = tuple(value)
@@ -287,11 +287,10 @@ def _strings(value: object) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """A memory in front of the store: `Front("redis://cache:6379/0", life=30)`, or `Front("memory")`.
+    """A cache in front of the store: `Front("redis://cache:6379/0", life=30)`, or `Front("memory")`.
 
-    `life` is how long a copy counts at most, by the store's clock. If an operator busts an answer and the front cannot
-    be reached, the front may go on answering for that long. `timeout` is how long one question to a shared front may
-    take.
+    `life` is how long a copy is valid at most, by the store's clock. If an operator busts a response and the front
+    cannot be reached, the front may serve the old copy for that long. `timeout` limits one query to a shared front.
     """
 
     place: str = field(repr=False)
@@ -313,18 +312,18 @@ class Front:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes use it, too."""
+        """Whether other processes use it too."""
         return self.place != MEMORY
 
     @property
     def span(self) -> Duration:
-        """Its life in microseconds."""
-        assert isinstance(self.life, timedelta)  # the setting has filled it in
+        """Its lifetime in microseconds."""
+        assert isinstance(self.life, timedelta)  # the setting filled it in
         return self.life // timedelta(microseconds=1)
 
     @property
     def patience(self) -> float:
-        """The seconds that a question may take."""
+        """The seconds that a query may take."""
         assert isinstance(self.timeout, timedelta)
         return self.timeout.total_seconds()
 
@@ -340,6 +339,6 @@ class Front:
 def _is_address(place: str) -> bool:
     try:
         url = urlsplit(place)
-    except (ValueError, AttributeError):  # no text at all
+    except (ValueError, AttributeError):  # not even text
         return False
     return url.scheme in SHARED and bool(url.path if url.scheme == "unix" else url.hostname)

@@ -5,7 +5,7 @@ From then on the handler never runs again (O2). A worker makes the call in three
 of them leaves something that the next worker can read:
 
     handler's commit       take up (24)              result (6)             deliver (7)
-    record PENDING   ──▶   IN_PROGRESS, intent  ──▶  IN_PROGRESS, memo ──▶  COMPLETED, answer
+    record PENDING   ──▶   IN_PROGRESS, intent  ──▶  IN_PROGRESS, memo ──▶  COMPLETED, response
     parcel due             parcel leased             parcel leased          parcel removed
                                 │    ▲
                   not sent, or  │    │ due again
@@ -19,13 +19,13 @@ of them leaves something that the next worker can read:
   while the provider still remembers the downstream key (`repeatable_until`); otherwise the record is parked.
 * After the call the worker stores the result alone. If it dies now, the next worker finds the result in the memo and
   settles without calling (F31).
-* The answer is stored and the parcel removed in one transaction. The parcel's lease is the only one: the sweeper leaves
-  a deferred record alone (F32).
+* The response is stored and the parcel removed in one transaction. The parcel's lease is the only one: the sweeper
+  leaves a deferred record alone (F32).
 
 The store calls a `rule_...` function with the record and its parcel locked, and writes what it returns; the store
 decides nothing. If the reply to a worker's write was lost, the worker writes once more; the rules then recognise its
-own write (OURS) instead of refusing it. A parcel whose record is gone, or has become another request's, moves no
-record: it becomes a dead letter alone.
+own write (OURS) instead of refusing it. A parcel whose record is gone, or now belongs to another request, moves
+no record: only the parcel becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ class Postponed:
 
 @dataclass(frozen=True, slots=True)
 class Orphaned:
-    """The parcel has no record that it could move; it is a dead letter."""
+    """The parcel has no record to move; it is a dead letter."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The result is stored (row 6). `held` is None if another worker holds the parcel by now; that worker settles."""
+    """The result is stored (row 6). `held` is None if another worker holds the parcel now; that worker settles."""
 
     snapshot: Snapshot
     held: HeldParcel | None
@@ -95,7 +95,7 @@ class Making(StrEnum):
     PARK = "park"
     """The record becomes UNKNOWN, and the parcel a dead letter (rows 25, 27)."""
     BURY = "bury"
-    """The parcel has no record that it could move: it becomes a dead letter alone."""
+    """The parcel has no record to move: only the parcel becomes a dead letter."""
     KEEP = "keep"
     """The result is stored; the parcel stays where it is (row 6)."""
     RETAKE = "retake"
@@ -103,16 +103,16 @@ class Making(StrEnum):
     PEND = "pend"
     """The record waits for the next attempt (row 26)."""
     PEND_UNSENT = "pend unsent"
-    """The same, and the announcement is removed: the worker proved that it sent nothing."""
+    """Like PEND, and the announcement is removed: the worker proved that it sent nothing."""
     DELIVER = "deliver"
-    """The answer is stored, and the parcel ends (row 7)."""
+    """The response is stored, and the parcel removed (row 7)."""
     NOTHING = "nothing"
-    """The record is not this worker's to move: the store writes nothing."""
+    """This worker may not move the record: the store writes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ruled:
-    """What the store writes, and for a dead letter why."""
+    """What the store writes, and the reason for a dead letter."""
 
     making: Making
     why: str = ""
@@ -132,7 +132,7 @@ def rule_taking_up(seen: Snapshot, held: HeldParcel, owner: str, digest: str) ->
 
 
 def rule_result(seen: Snapshot, lease: Lease, entry: MemoEntry) -> Making:
-    """What follows when the call returned; the worker gets back a parcel that was parked meanwhile."""
+    """What follows when the call returned; the worker regains a parcel that was parked in the meantime."""
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
@@ -158,7 +158,7 @@ def rule_trying_again(seen: Snapshot, lease: Lease, digest: str, *, never_sent: 
 
 
 def rule_parking(seen: Snapshot, lease: Lease, trigger: Trigger) -> Making:
-    """What follows when no worker is to try again, for the reason in `trigger`."""
+    """What follows when no worker may try again, for the reason in `trigger`."""
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
@@ -167,7 +167,7 @@ def rule_parking(seen: Snapshot, lease: Lease, trigger: Trigger) -> Making:
 
 
 def rule_delivering(seen: Snapshot, lease: Lease) -> Making:
-    """What follows when the result is stored and becomes the answer."""
+    """What follows when the result is stored and becomes the response."""
     record = seen.record
     if record is None or not is_owned(record, lease):
         return Making.NOTHING
@@ -176,14 +176,14 @@ def rule_delivering(seen: Snapshot, lease: Lease) -> Making:
 
 
 def said_before(record: Record | None, lease: Lease, settlement: Completed) -> bool:
-    """Whether the record already has this answer: this worker delivered it, and the reply was lost."""
+    """Whether the record already has this response: this worker delivered it, and the reply was lost."""
     if record is None or not is_owned(record, lease):
         return False
     return record.state is State.COMPLETED and record.response == settlement.response
 
 
 def what_became(record: Record | None, *, buried: bool, waiting: bool) -> Postponed | Parked | None:
-    """How this worker gave up a parcel that it no longer holds; None if it was not this worker."""
+    """How this worker gave up a parcel that it no longer holds; None if another worker did."""
     if record is None:
         return None
     if record.state is State.UNKNOWN and buried:
@@ -197,7 +197,7 @@ def is_owned(record: Record, lease: Lease) -> bool:
 
 
 def facts_of(record: Record, now: Instant, digest: str, *, never_sent: bool = False, phase: str = "") -> Facts:
-    """The facts for the table. That the second attempt sent nothing says nothing about the first one (F24)."""
+    """The facts for the table. That the second attempt sent nothing does not prove it for the first (F24)."""
     intent = record.intent
     until = intent.repeatable_until if intent is not None and intent.digest == digest else None
     unsent = intent is None or is_unsent(record, never_sent=never_sent)
@@ -214,5 +214,5 @@ def facts_of(record: Record, now: Instant, digest: str, *, never_sent: bool = Fa
 
 
 def is_unsent(record: Record, *, never_sent: bool) -> bool:
-    """Whether it is proven that no call followed the open announcement; only a first announcement can be proven so."""
+    """Whether it is proven that no call followed the open announcement; only a first announcement allows that proof."""
     return never_sent and record.intent is not None and record.intent.sends <= 1

@@ -1,6 +1,6 @@
-"""How content is sealed: the place that it is sealed for, and the form in which it is stored.
+"""Sealed content: the place that it is sealed for, and the form in which it is stored.
 
-`core.envelopes` recognises that form; a process without a seal needs no more.
+`core.envelopes` recognises that form; a process without a seal needs only that module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 KEY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
-"""What the name of a key looks like; it is stored in clear with everything that was sealed under it."""
+"""The pattern of a key's name, which is stored in clear with everything that was sealed under it."""
 HEADER: Final = b"oncekey-sealed"
 _WITH_BODY: Final = b"+"
 _WITHOUT_BODY: Final = b"-"
@@ -27,12 +27,12 @@ _NAME: Final = b"oncekey seal 1"
 
 
 def about_record(record_id: RecordId, incarnation: UUID, part: str) -> bytes:
-    """The place of an answer, or of a step's result, in one incarnation of a key."""
+    """The place of a response, or of a step's result, in one incarnation of a key."""
     return frame(_NAME, raw(record_id.scope), raw(record_id.key), incarnation.bytes, raw(part))
 
 
 def about_request(record_id: RecordId, fingerprint: str) -> bytes:
-    """The place of a kept request, in whatever incarnation: a take-over leaves the sealed bytes as they are."""
+    """The place of a kept request, in any incarnation: a take-over leaves the sealed bytes as they are."""
     return frame(_NAME, raw(record_id.scope), raw(record_id.key), raw(fingerprint), b"request")
 
 
@@ -52,7 +52,7 @@ def enclose(key_id: str, sealed: bytes) -> bytes:
 
 
 def enclose_text(key_id: str, sealed: bytes) -> str:
-    """The same as text."""
+    """Sealed bytes as text, with the name of their key."""
     return f"{TEXT_BEGINS}{key_id}:{b64encode(sealed).decode('ascii')}"
 
 
@@ -62,7 +62,7 @@ def tagged(tag: str, text: str) -> str:
 
 
 def plain_answer(response: StoredResponse) -> bytes:
-    """Headers and body as they are sealed together; that there is no body is sealed, too."""
+    """Headers and body in the form that is sealed; whether there is a body is sealed too."""
     lines = json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in response.headers])
     head = lines.encode("ascii")
     form = _WITHOUT_BODY if response.body is None else _WITH_BODY
@@ -70,13 +70,13 @@ def plain_answer(response: StoredResponse) -> bytes:
 
 
 def sealed_answer(response: StoredResponse, key_id: str, sealed: bytes) -> StoredResponse:
-    """An answer as it is stored: the status alone is readable."""
+    """A response in its sealed form: only the status is readable."""
     marked: Headers = ((HEADER, key_id.encode("ascii")),)
     return StoredResponse(response.status, marked, enclose(key_id, sealed), SEALED_SCHEMA)
 
 
 def opened_answer(response: StoredResponse, plain: bytes) -> StoredResponse:
-    """The answer as it was before sealing."""
+    """The response as it was before sealing."""
     size, _, rest = plain.partition(b":")
     end = int(size)
     lines = json.loads(rest[:end])
@@ -86,14 +86,14 @@ def opened_answer(response: StoredResponse, plain: bytes) -> StoredResponse:
 
 
 def shown_text(text: str) -> str:
-    """A text for people: of a sealed one only the name of its key."""
+    """A text for people; a sealed text is replaced by the name of its key."""
     key_id = key_of_text(text)
     return text if key_id is None else described(key_id)
 
 
 @dataclass(frozen=True, slots=True)
 class InUse:
-    """How much of one kind of content is sealed under a key. A key of None: it is not sealed."""
+    """How much of one kind of content is sealed under a key. Key None: it is not sealed."""
 
     part: str
     key_id: str | None

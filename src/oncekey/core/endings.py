@@ -1,7 +1,7 @@
-"""What the end of a handler means: from how it ended to what is done. No other module decides it (P4, L6).
+"""What the end of a handler means: how its record is settled. No other module decides it (P4, L6).
 
-First the ending gets a name (`read`), then the handler's effects say what is done about an ending of that
-name (`ACTS`). What may have reached the outside is not run again.
+`read` gives the ending a name; then the handler's effects decide what is done about an ending of that
+name (`ACTS`). A call that may have reached the outside is not repeated.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from oncekey.core.model import (
 from oncekey.core.policy import On5xx, Policy
 
 NEVER_STORED: Final = frozenset({401, 403, 408, 425, 429})
-"""Answers about the caller or the moment, not about the request: they cannot be a key's result."""
+"""Responses about the caller or the moment, not about the request: they cannot be a key's stored response."""
 
 _CODE: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 @value
 class Progress:
-    """How far a phased handler came: what its record holds, and what must not be lost with its answer."""
+    """How far a phased handler came: what its record has, and what its response must not hide."""
 
     begun: bool = False
     """Something was stored: a step, or a call that was announced."""
     call_open: bool = False
-    """The owner made a call and does not know its outcome."""
+    """The owner made a call of unknown outcome."""
     repeatable: bool = False
     """That call may be made once more, with the same key, now."""
     exhausted: bool = False
-    """The handler has been begun as often as it may be (H6)."""
+    """The handler has started as often as it may (H6)."""
     parked: str | None = None
-    """Why no retry and no worker may go on: the steps diverged, or a result could not be stored."""
+    """Why no retry and no worker may resume it: the steps diverged, or a result could not be stored."""
     halted: bool = False
-    """A stop of the process ended it, whatever the handler made of that (P5)."""
+    """The process is stopping, and that ended it, however the handler reacted (P5)."""
     unused: bool = False
-    """The handler did not ask for all stored steps, so its answer cannot be final (H4)."""
+    """The handler did not reach all stored steps, so its response cannot be final (H4)."""
     undone: bool = False
-    """The last step that was begun is a phase that failed: its rows are rolled back."""
+    """The last step that began is a phase that failed: its rows are rolled back."""
 
 
 @value
@@ -84,7 +84,7 @@ class Ending:
 
 
 class Business(StrEnum):
-    """What happens to the rows that the handler wrote in the transaction it was given, if it was given one."""
+    """What happens to the rows that the handler wrote in its transaction, if it had one."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -131,7 +131,7 @@ class Act(StrEnum):
     DISCARD = "discard"
 
 
-# Endings that mean the same whatever the handler does; an open call is in doubt whatever was answered (F6).
+# Endings with the same meaning for all effects; an open call is in doubt whatever the response was (F6).
 _ALWAYS: Final[Mapping[Reading, Act]] = {
     Reading.PARKED: Act.DOUBT,
     Reading.CALL_REPEATABLE: Act.HAND_BACK,
@@ -144,21 +144,21 @@ _ALWAYS: Final[Mapping[Reading, Act]] = {
     Reading.NOT_EXECUTED: Act.RETRY,
     Reading.DECLINED: Act.STORE,
 }
-# One transaction that is rolled back has left nothing behind.
+# A rolled-back transaction leaves nothing behind.
 _ROLLED_BACK: Final[Mapping[Reading, Act]] = {
     **_ALWAYS,
     Reading.NEVER_STORED: Act.RETRY,
     Reading.SERVER_ERROR: Act.RETRY,
     Reading.INCOMPLETE: Act.RETRY,
 }
-# What was sent cannot be taken back, and the status does not say whether it was sent (F5).
+# A sent call cannot be taken back, and the status does not show whether it was sent (F5).
 _SENT: Final[Mapping[Reading, Act]] = {
     **_ALWAYS,
     Reading.NEVER_STORED: Act.DOUBT,
     Reading.SERVER_ERROR: Act.DOUBT,
     Reading.INCOMPLETE: Act.DOUBT,
 }
-# Finished steps stay; the client's retry or the completer can do the rest later (H6).
+# Finished steps stay; the client's retry or the completer can do the rest (H6).
 _BEGUN: Final[Mapping[Reading, Act]] = {
     **_ALWAYS,
     Reading.UNDONE: Act.HAND_BACK,
@@ -171,18 +171,18 @@ _BEGUN: Final[Mapping[Reading, Act]] = {
 ACTS: Final[Mapping[tuple[Effects, On5xx], Mapping[Reading, Act]]] = MappingProxyType(
     {
         **{(Effects.LOCAL, on_5xx): _ROLLED_BACK for on_5xx in On5xx},
-        # Up to its defer an outbox handler is one transaction like a local one (O1).
+        # Up to its defer, an outbox handler is one transaction like a local one (O1).
         **{(Effects.OUTBOX, on_5xx): _ROLLED_BACK for on_5xx in On5xx},
         **{(Effects.PHASED, on_5xx): _BEGUN for on_5xx in On5xx},
         (Effects.INLINE, On5xx.CLASSIFY): _SENT,
-        # Refused at enrolment unless running twice does no harm (F7); then no failure is worth a doubt.
+        # Refused at enrolment unless running twice does no harm (F7), so no failure needs to be in doubt.
         (Effects.INLINE, On5xx.RETRY_FRESH): _ROLLED_BACK,
         (Effects.INLINE, On5xx.STORE): {**_SENT, Reading.SERVER_ERROR: Act.STORE},
     }
 )
 """Effects and `on_5xx` -> reading -> act, total. `on_5xx` changes the inline handler's row only (F7)."""
 
-# A status of any other class is no final answer.
+# A status of any other class is not a final response.
 _BY_CLASS: Final[Mapping[int, Reading]] = {
     2: Reading.DONE,
     3: Reading.DONE,
@@ -214,10 +214,10 @@ def decide(effects: Effects, policy: Policy, ending: Ending) -> Decision:
 def returned(
     effects: Effects, policy: Policy, status: int | None, headers: Headers, body: bytes | None
 ) -> Decision | None:
-    """The decision for the common end of a handler, without the table; None: use the table.
+    """The decision for the most common ending, without the table; None: use the table.
 
     Nearly every request ends so: no exception, no open call, no stored step left unused, no rows rolled back. If such
-    a handler answered with a success, the answer is stored and the rows are committed, whatever its effects are. Only
+    a handler returned a success, the response is stored and the rows are committed, whatever its effects are. Only
     for an outbox handler it depends on what it deferred.
     """
     if status is None or not _DONE_FROM <= status < _DONE_UNTIL or effects is Effects.OUTBOX:
@@ -229,7 +229,7 @@ def returned(
 
 
 def by_table(effects: Effects, policy: Policy, ending: Ending) -> Decision:
-    """`decide` without its short path: the name of the ending, then `ACTS`."""
+    """`decide` without its shortcut: the name of the ending, then `ACTS`."""
     reading = read(effects, ending, policy)
     act = _tempered(ACTS[effects, policy.on_5xx][reading], ending.progress)
     if ending.progress.halted and reading not in _STRONGER_THAN_A_STOP:
@@ -256,10 +256,10 @@ def by_table(effects: Effects, policy: Policy, ending: Ending) -> Decision:
 
 
 def _tempered(act: Act, progress: Progress) -> Act:
-    """The act, weakened where nothing was stored (nothing to resume) or the last attempt is used up (no hand-back)."""
+    """The act, changed where nothing was stored (nothing to resume) or the last attempt is used up (no hand-back)."""
     if act in (Act.DISCARD, Act.RETRY) and progress.begun:
-        # Validation or a login ended this run before its handler, or the handler has no steps any more: what earlier
-        # runs have done is still stored.
+        # Validation or a login ended this run before its handler, or the handler no longer has steps: the steps of
+        # earlier runs are still stored.
         act = Act.HAND_BACK
     if act is not Act.HAND_BACK:
         return act
@@ -283,9 +283,9 @@ def read(effects: Effects, ending: Ending, policy: Policy) -> Reading:
         if _undone(effects, ending):
             return Reading.UNDONE
         if effects is Effects.OUTBOX:
-            # Exactly one parcel is the request's own call: with none or two the answer would be undefined (O1).
+            # Exactly one parcel is the request's own call: with none or two the response would be undefined (O1).
             return Reading.DEFERRED if len(ending.deferred) == 1 else Reading.NOT_DEFERRED
-        # A client that got "done" does not retry: that answer is kept whatever else the handler claimed.
+        # A client that received a success does not retry: that response is stored whatever else the handler claimed.
         return Reading.DONE
     if ending.not_executed or status in policy.not_executed_statuses:
         return Reading.NOT_EXECUTED
@@ -293,7 +293,7 @@ def read(effects: Effects, ending: Ending, policy: Policy) -> Reading:
 
 
 def kept_headers(headers: Headers, policy: Policy) -> Headers:
-    """The response headers that are stored: the allow-list, in their order, repeated ones included."""
+    """The response headers that are stored: the allowed ones in their order, repeated ones included."""
     wanted = _kept_names(policy.replay_headers)
     kept: list[tuple[bytes, bytes]] = []
     named = False
@@ -315,7 +315,7 @@ def _kept_names(replay_headers: tuple[str, ...]) -> frozenset[bytes]:
 
 
 def stored_response(ending: Ending, policy: Policy) -> StoredResponse:
-    """The answer as it is stored; over the size limit a tombstone: done, and where to read the result (A4)."""
+    """The response as it is stored; over the size limit a tombstone: done, and where to read the result (A4)."""
     if ending.status is None:
         raise ValueError("an incomplete response cannot be stored")
     headers = kept_headers(ending.headers, policy)
@@ -326,7 +326,7 @@ def stored_response(ending: Ending, policy: Policy) -> StoredResponse:
 
 
 def _accepted(ending: Ending, policy: Policy) -> bytes | None:
-    """What an OUTBOX handler returned, as it is stored; over the size limit nothing is."""
+    """The stored form of what an OUTBOX handler returned; None over the size limit."""
     body = ending.body
     if body is None or len(body) > policy.max_response_bytes:
         return None
@@ -340,7 +340,7 @@ def _hop_by_hop(headers: Headers) -> frozenset[bytes]:
 
 
 def _rows(effects: Effects, ending: Ending) -> Business:
-    """Returned commits, raised rolls back; `op.keep()` and `op.rollback()` are the exceptions (F17)."""
+    """Commit if the handler returned, roll back if it raised; `op.keep()` and `op.rollback()` override that (F17)."""
     if effects not in _HANDED_A_TRANSACTION:
         return Business.COMMIT
     undone = ending.rolled_back or (ending.raised and not ending.kept)
@@ -348,7 +348,7 @@ def _rows(effects: Effects, ending: Ending) -> Business:
 
 
 def _undone(effects: Effects, ending: Ending) -> bool:
-    """Whether the answer is a success although the rows are rolled back, and the handler did not ask for that."""
+    """Whether the response is a success although the rows are rolled back, and the handler did not request that."""
     if effects is Effects.OUTBOX and ending.rolled_back:
         return True  # the parcel of the promised call is rolled back with the rows
     if effects in _HANDED_A_TRANSACTION:
@@ -357,7 +357,7 @@ def _undone(effects: Effects, ending: Ending) -> bool:
 
 
 def _error_of(reading: Reading, ending: Ending) -> str:
-    """A short code, never the text of an exception: those quote what the client sent."""
+    """A short code, never the text of an exception, which may quote what the client sent."""
     if ending.progress.parked is not None:
         return ending.progress.parked
     if ending.progress.exhausted and reading is not Reading.CALL_OPEN:

@@ -1,12 +1,12 @@
-"""What is sealed in a store, and how it looks there: a self-describing form that names the key which opens it.
+"""The form of sealed content in a store: it describes itself, and names the key that opens it.
 
-Sealed are the headers and the body of an answer, the result of a step, the payload of a parcel, the request that the
-completer repeats, and the evidence about a call. Everything by which a record is found, moved or ended stays readable.
+The headers and the body of a response, the result of a step, the payload of a parcel, the request that the completer
+repeats, and the evidence about a call are sealed. Everything by which a record is found or moved stays readable.
 
-* Bytes are `oncekey-sealed:KEY_ID:` and what the seal made of them.
+* Bytes are `oncekey-sealed:KEY_ID:` and the sealed bytes.
 * Text is the same with the sealed bytes in Base64. All texts that are sealed were JSON before, and no JSON begins like
-  that. That a call was rejected, or not made, stays outside of the envelope: a store decides by it.
-* An answer has its headers in the same envelope as its body, the header line `oncekey-sealed` in their place, and the
+  that. That a call was rejected, or not made, stays outside the envelope: a store decides by it.
+* A response has its headers in the same envelope as its body, the header line `oncekey-sealed` in their place, and the
   schema version 2, which versions of oncekey that cannot open it refuse to read.
 
 Each is sealed for its place: `about` names the record, its incarnation and the part, and bytes that were moved to
@@ -29,7 +29,7 @@ _TAGGED: Final = '{"$":"rejected","v":'
 
 
 def disclose(stored: bytes) -> tuple[str, bytes] | None:
-    """The name of the key and the sealed bytes; None: these are no sealed bytes."""
+    """The name of the key and the sealed bytes; None: these bytes are not sealed."""
     if not stored.startswith(BYTES_BEGIN):
         return None
     key_id, _, sealed = stored[len(BYTES_BEGIN) :].partition(b":")
@@ -37,7 +37,7 @@ def disclose(stored: bytes) -> tuple[str, bytes] | None:
 
 
 def disclose_text(stored: str) -> tuple[str, bytes] | None:
-    """The name of the key and the sealed bytes; None: this is no sealed text."""
+    """The name of the key and the sealed bytes; None: this text is not sealed."""
     if not is_sealed(stored):
         return None
     key_id, _, sealed = stored[len(TEXT_BEGINS) :].partition(":")
@@ -63,7 +63,7 @@ def untagged(tag: str, result: str) -> str:
 
 
 def key_of_answer(response: StoredResponse) -> str | None:
-    """The name of the key that an answer is still sealed under; None: it is readable. `?`: this read left it out."""
+    """The name of the key that a response is still sealed under; None: it is readable. `?`: this read left it out."""
     if response.schema_version != SEALED_SCHEMA:
         return None
     found = None if response.body is None else disclose(response.body)
@@ -71,7 +71,7 @@ def key_of_answer(response: StoredResponse) -> str | None:
 
 
 def key_of_text(text: str) -> str | None:
-    """The same for a step's result, a payload, or evidence."""
+    """The name of the key that a step's result, a payload or evidence is still sealed under; None: it is readable."""
     found = disclose_text(untagged(tag_of(text), text))
     return None if found is None else found[0]
 
@@ -82,7 +82,7 @@ def described(key_id: str) -> str:
 
 
 def check_open(record: Record | Finished) -> None:
-    """Refuse to replay an answer that is still sealed.
+    """Refuse to replay a response that is still sealed.
 
     Raises:
         RecordUnreadableError: The key it was sealed under is missing, or has other bytes now.
@@ -93,7 +93,7 @@ def check_open(record: Record | Finished) -> None:
 
 
 def check_steps(record: Record) -> None:
-    """Refuse to go on after steps whose results are still sealed; raises the same."""
+    """Refuse to resume after steps whose results are still sealed; raises `RecordUnreadableError`."""
     for entry in record.memo:
         key_id = key_of_text(entry.result)
         if key_id is not None:

@@ -1,4 +1,4 @@
-"""Outages, misuse and bugs. A refusal is a value (`Refuse`); only a `MalformedError` is raised, and becomes one."""
+"""The exceptions: outages, misuse and bugs. A refusal is a value (`Refuse`); only `MalformedError` becomes one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ T = TypeVar("T")
 
 
 class OncekeyError(Exception):
-    """Everything that oncekey raises."""
+    """The base class of all exceptions of oncekey."""
 
 
 class ConfigurationError(OncekeyError):
-    """A setting or an enrolment is wrong; the message names it and says what fixes it."""
+    """A setting or an enrolment is wrong; the message names it and how to fix it."""
 
 
 class MalformedError(OncekeyError, ValueError):
-    """The request cannot be understood, so it gets 400 and nothing is stored."""
+    """The request cannot be understood: it receives 400, and nothing is stored."""
 
 
 class KeyMalformedError(MalformedError):
@@ -28,10 +28,10 @@ class BodyInvalidError(MalformedError):
 
 
 class StoreError(OncekeyError):
-    """The store did not do what it was asked."""
+    """The store did not do what was requested."""
 
     outage: ClassVar[bool] = False
-    """Whether the store itself is away or broken. If not, it answered, and refused what a handler wanted of it."""
+    """Whether the store itself is unreachable or broken. If not, it answered, and refused what the handler did."""
 
 
 class StoreUnavailableError(StoreError):
@@ -47,7 +47,7 @@ class RolledBackError(StoreUnavailableError):
 
 
 class StoreBusyError(StoreUnavailableError):
-    """The store is there, but every connection, or its only writer, was in use for too long; nothing happened."""
+    """The store is available, but every connection, or its only writer, was in use for too long; nothing happened."""
 
 
 class CommitAmbiguousError(StoreError):
@@ -61,21 +61,21 @@ class SchemaError(StoreError):
 
 
 class RecordUnreadableError(StoreError):
-    """A record exists and cannot be read, because a newer version or another program wrote it. Nothing may run."""
+    """A record exists but cannot be read, because a newer version or another program wrote it. Nothing may run."""
 
     outage = True
 
 
 class LeaseLostError(OncekeyError):
-    """Another owner has the record now; whatever this operation still does is not stored (P3)."""
+    """Another owner has the record now; nothing that this operation still does is stored (P3)."""
 
 
 class TransactionControlError(OncekeyError):
-    """A handler tried to end its transaction, or used it after its end, whoever ended it (L5)."""
+    """A handler tried to end its transaction, or used it after it had ended (L5)."""
 
 
 class ReplayDivergedError(OncekeyError):
-    """A resumed handler asked for other steps than those that were stored: nothing more is run (H4)."""
+    """A resumed handler has other steps than those that are stored: nothing more is run (H4)."""
 
 
 class ResultNotStorableError(OncekeyError):
@@ -87,7 +87,7 @@ class ResultInvalidError(OncekeyError):
 
 
 class CallUncertainError(OncekeyError):
-    """A call of this operation has no known outcome, so no further step may run; the answer says so (P4)."""
+    """A call of this operation has no known outcome, so no further step may run; the response reports it (P4)."""
 
 
 class StoppingError(OncekeyError):
@@ -95,9 +95,9 @@ class StoppingError(OncekeyError):
 
 
 class NotExecutedError(OncekeyError):
-    """Raised by a handler which knows that nothing reached the outside: a retry with the same key may run.
+    """Raised by a handler that is certain that nothing reached the outside: a retry with the same key may run.
 
-    A worker passes `retry_after` (seconds) on, and does not try again sooner.
+    If it has `retry_after` (seconds), a worker does not try again sooner.
     """
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
@@ -110,7 +110,7 @@ CONTROL_ERRORS: Final = (NotExecutedError, LeaseLostError, StoppingError)
 
 
 class RejectedError(OncekeyError, Generic[T]):
-    """The provider's final no to this call. Its `value` is stored, and raised again in a resumed handler (H2)."""
+    """The provider's final refusal of this call. Its `value` is stored, and raised again in a resumed handler (H2)."""
 
     value: T
 
@@ -121,5 +121,5 @@ class RejectedError(OncekeyError, Generic[T]):
     def __init__(self, value: T) -> None: ...
 
     def __init__(self, value: Any = None) -> None:
-        super().__init__("the provider's answer is final: no")
+        super().__init__("the provider refused the call")
         self.value = value

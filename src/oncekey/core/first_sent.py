@@ -1,4 +1,4 @@
-"""When a client first sent a request: the header that names it, and whether that is too long ago."""
+"""The header `Idempotency-First-Sent`: when a client first sent a request, and whether that is too long ago."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def first_sent(lines: list[bytes]) -> Instant | None:
     except (ValueError, TypeError):
         raise MalformedError(_UNREADABLE) from None
     if at.tzinfo is None:
-        # An RFC 3339 timestamp has an offset; an HTTP date is always GMT, whose "-0000" Python reads as no zone at all.
+        # An RFC 3339 timestamp has an offset; an HTTP date is always GMT, whose "-0000" Python reads as no zone.
         if value[:1].isdigit():
             raise MalformedError(_UNREADABLE)
         at = at.replace(tzinfo=UTC)
@@ -35,6 +35,6 @@ def first_sent(lines: list[bytes]) -> Instant | None:
 
 
 def is_too_old(lines: list[bytes], oldest: Duration, now: Instant) -> bool:
-    """Whether the request was first sent longer than `oldest` ago; False without the header, which alone could tell."""
+    """Whether the request was first sent longer than `oldest` ago; False without the header."""
     at = first_sent(lines)
     return at is not None and now - at > oldest

@@ -1,4 +1,4 @@
-"""Flows: conversations with a store as generators that do no I/O.
+"""Flows: sequences of transactions as generators that do no I/O.
 
 A `Flow` yields named `Transaction`s and is sent the result of each. The body of a transaction is itself a generator:
 it yields `Statement`s and is sent the rows of each. A driver supplies two functions: one that runs a transaction, and
@@ -43,7 +43,7 @@ class Mode(StrEnum):
 
 @value
 class Statement:
-    """One statement for a store. Logs, crashers and proxies know it by its name."""
+    """One statement for a store. Logs, crashers and proxies identify it by its name."""
 
     name: str
     command: Command
@@ -54,7 +54,7 @@ class Statement:
     With a BEGIN it sets the transaction's own time-outs, so the driver sends no others.
     """
     text: str | None = None
-    """The same statement for a driver that can send such a message only as text, and gets no rows but their count.
+    """The same statement for a driver that can send such a message only as text, and receives only the count of rows.
 
     The statement reports its row as JSON, in a notice with the SQLSTATE `OK001`. If it has a row and sends no notice,
     there is nothing to report, and its result is no rows; if it has no row, which may happen with a BEGIN, the driver
@@ -63,7 +63,7 @@ class Statement:
     proof: Command | None = None
     """For a statement sent with a COMMIT: a query with the same parameters that returns whether it is `committed`.
 
-    The driver asks it if something fails after the COMMIT in the same message, and it cannot tell what did.
+    The driver runs it if something fails after the COMMIT in the same message and the error does not show what.
     """
     reads: bool = False
     """Whether the driver may execute it before the transaction begins, if that means waiting for the one writer."""
@@ -81,12 +81,12 @@ class Fold(Generic[T]):
 
 
 Body: TypeAlias = Generator[Statement, Rows, T]
-"""The statements of a transaction, one by one; each gets the rows of the one before."""
+"""The statements of a transaction, one by one; each `yield` returns the rows of its statement."""
 
 
 @value
 class Transaction(Generic[T]):
-    """A named transaction. `body` makes a new generator each time, so that a driver may run it once more."""
+    """A named transaction. `body` creates a new generator each time, so that a driver may run it again."""
 
     name: str
     mode: Mode
@@ -98,7 +98,7 @@ Thrown: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 
 
 def drive(flow: Generator[Q, Any, T], run: Callable[[Q], Any], thrown: Thrown = StoreError) -> T:
-    """Run a flow to its end; an error of the store, or of the kinds given, is thrown into the flow, which may go on."""
+    """Run a flow to its end; an error of the store, or of the given kinds, is thrown into it, and it may continue."""
     try:
         transaction = next(flow)
         while True:
@@ -128,7 +128,7 @@ async def adrive(flow: Generator[Q, Any, T], run: Callable[[Q], Awaitable[Any]],
 
 
 def run_body(body: Body[T], execute: Callable[[Statement], Rows]) -> T:
-    """Run a transaction's body, statement by statement; an error ends it where it stands."""
+    """Run a transaction's body, statement by statement; an error ends it there."""
     try:
         statement = next(body)
         while True:

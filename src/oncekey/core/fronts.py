@@ -1,8 +1,8 @@
-"""Fronts: memories before the store. Where one is, how long its copies count, and which copies are kept there.
+"""Fronts: caches before the store. The form of their copies, and how long a copy is valid.
 
-A front answers before the store is asked: finished answers (`replay_cache`), and keys that are in progress
+A front is read before the store: it has responses of completed records (`replay_cache`), and keys that are in progress
 (`lock_hint`). It is never authoritative. A copy is made from a reply of the store, and ends by the store's clock.
-For what has no copy the store is asked.
+Without a copy the store is read.
 
 `FrontEntry` and `Held` are those copies, with their form as bytes. This module does not seal, send or read a clock.
 """
@@ -27,7 +27,7 @@ from oncekey.core.model import (
 )
 
 FRESH: Final = 60.0
-"""Seconds for which an estimate of the store's clock holds after a reply of the store."""
+"""Seconds for which an estimate of the store's clock is valid after a reply of the store."""
 DRIFT: Final = 0.0002
 """By how much two clocks may differ in their speed."""
 FORMAT: Final = 1
@@ -36,12 +36,12 @@ FORMAT: Final = 1
 class StoreClock:
     """The store's clock, estimated from its replies: not before `earliest`, and not after `latest`.
 
-    The store reads its clock at some moment between a question and its reply, and may give whole seconds only. Each
+    The store reads its clock at some moment between a query and its reply, and may return whole seconds only. Each
     reply gives two bounds. The bounds from earlier replies move apart as clocks drift. The narrower bounds count. If
-    they contradict each other, the store's clock was set, or after a fail-over it is another server's: then the last
-    reply counts alone. An estimate holds for `FRESH` seconds after a reply.
+    they contradict each other, the store's clock was set, or after a fail-over it is another server's: then only the
+    last reply counts. An estimate is valid for `FRESH` seconds after a reply.
 
-    A copy ends by `latest`, and begins by `earliest`, so that it never counts for longer than it should.
+    A copy ends by `latest`, and begins by `earliest`, so that it is never valid for longer than it should.
     """
 
     __slots__ = ("_known",)
@@ -51,10 +51,10 @@ class StoreClock:
         """A moment of this process's own clock, and the earliest and latest instant of the store at that moment."""
 
     def adjust(self, low: Instant, high: Instant, asked: float, answered: float) -> None:
-        """Take a reply of the store: its clock was between `low` and `high`; the question was sent at `asked`."""
+        """Take a reply of the store: its clock was between `low` and `high`; the query was sent at `asked`."""
         known, high = self._known, high + math.ceil((answered - asked) * (1 + DRIFT) * SECOND)
         if known is not None and answered < known[0]:
-            return  # a reply to a later question was taken already
+            return  # a reply to a later query was already used
         earliest, latest = self.earliest(answered), self.latest(answered)
         if earliest is not None and latest is not None and max(low, earliest) <= min(high, latest):
             low, high = max(low, earliest), min(high, latest)
@@ -81,13 +81,13 @@ class StoreClock:
 
 
 class FrontEntry(NamedTuple):
-    """The answer of a completed record, as the store gave it."""
+    """The response of a completed record, as the store returned it."""
 
     finished: Finished | Record
     read_at: Instant
     """The store's clock when it was read."""
     until: Instant
-    """The instant of the store's clock until which the copy counts: never after the record's own expiry."""
+    """The instant of the store's clock until which the copy is valid: never after the record's own expiry."""
 
 
 class Held(NamedTuple):
@@ -96,7 +96,7 @@ class Held(NamedTuple):
     fingerprint: str
     begun: Instant
     lease_until: Instant | None
-    """None: a lock that ends with its transaction, so its end is not known."""
+    """None: a lock that ends with its transaction, at an unknown time."""
     until: Instant
 
 
@@ -160,7 +160,7 @@ def held_of(plain: bytes) -> Held | None:
 
 
 class Command(NamedTuple):
-    """One command of a Redis server: a read without a life, a write with one, a removal."""
+    """One command for a Redis server: a read, a write with a lifetime, or a removal."""
 
     verb: bytes
     name: bytes
@@ -179,5 +179,5 @@ class Command(NamedTuple):
 GET: Final = b"GET"
 DROP: Final = b"DEL"
 KEEP: Final = b"SET NX"
-"""Write only if nothing is there: of two readers, or of a reader and an operator's bust, the first write stays."""
+"""Write only if there is no copy: of two readers, or of a reader and an operator's bust, the first write stays."""
 REPLACE: Final = b"SET"

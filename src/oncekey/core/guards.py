@@ -1,11 +1,11 @@
 """Facts and guards: the named, pure conditions under which a row of TRANSITIONS holds.
 
-A guard is the store's or the mover's. The store repeats its guards in the very write, by its own clock and on the row
-as it is then: a mover that decided by an older look, or by another clock, is refused. A guard is the mover's where it
-looks at what no row says: whether the handler was entered, whether a call was made, what a policy allows, what an
-operator confirmed. So are a few that look at a memo or at several things at once; there the proof of the write, which
-compares the version or the whole memo, keeps true what the mover saw. The contract suite that ships with oncekey tests
-this for every store (`oncekey_contract.Walk`).
+Either the store or the mover checks a guard. The store repeats its guards in the statement that writes, by its own
+clock and on the current row: a mover that decided by an older read, or by another clock, is refused. The mover checks
+what no row contains: whether the handler was entered, whether a call was made, what a policy allows, what an operator
+confirmed. It also checks a few guards on a memo or on several values; for those, the proof of the write, which
+compares the version or the whole memo, ensures that what the mover read is still true. The contract suite that ships
+with oncekey tests this for every store (`oncekey_contract.Walk`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 10
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a guard may look at: the record as read, the store's clock, and what the mover knows."""
+    """The input of a guard: the record as read, the store's clock, and facts that only the mover has."""
 
     record: Record | None
     now: Instant
@@ -33,15 +33,15 @@ class Facts:
     entered: bool = True
     """Whether the owner called its handler."""
     never_sent: bool = False
-    """It is proven that this attempt sent nothing; this says nothing about the attempts before it (F24)."""
+    """It is proven that this attempt sent nothing; it proves nothing about earlier attempts (F24)."""
     call_open: bool = False
-    """The owner made a call and does not know its outcome, so its handler's answer is not used (F6)."""
+    """The owner made a call of unknown outcome, so its handler's response is not used (F6)."""
     locked: bool = False
     """The transaction-scoped lock of LOCAL in one commit is held."""
     waited: bool = False
-    """The resolver asked after the waiting time, or closed the reference at the provider (U1)."""
+    """The resolver queried the provider after the waiting time, or closed the reference there (U1)."""
     result_given: bool = False
-    """The resolver gave the result of the open call, for the handler to go on with (H5)."""
+    """The resolver returned the result of the open call, with which the handler resumes (H5)."""
     parcel_claimed: bool = False
     """The parcel was claimed at least once."""
     parcel_sent: bool = False
@@ -93,7 +93,7 @@ def _runs_again(record: Record, facts: Facts) -> bool:
 
 
 def _may_announce(record: Record, facts: Facts) -> bool:
-    """No call is open, or this very call may be repeated: each send is announced, also the second (ADR 0009)."""
+    """No call is open, or this same call may be repeated: each send is announced, including the second (ADR 0009)."""
     if record.intent is None:
         return True
     return record.intent.phase == facts.phase and _intent_repeatable(record, facts)
@@ -105,7 +105,7 @@ def is_past_expiry(record: Record | Finished, now: Instant) -> bool:
 
 
 def is_plain(record: Record) -> bool:
-    """Whether the record has no steps that a later owner could go on with."""
+    """Whether the record has no steps that a later owner could resume."""
     return not record.memo and record.intent is None
 
 
@@ -118,7 +118,7 @@ def _plain(record: Record, _: Facts) -> bool:
 
 
 def _free(record: Record, facts: Facts) -> bool:
-    """Whether the record has expired and has nothing to resume, so that a request may use the key anew (P6)."""
+    """Whether the record has expired and has nothing to resume, so that a new request may use the key (P6)."""
     return _past_expiry(record, facts) and (record.state is not State.FAILED_RETRYABLE or _plain(record, facts))
 
 
@@ -139,12 +139,12 @@ def _parcel_safe(facts: Facts) -> bool:
 
 
 class CheckedBy(StrEnum):
-    """Who is responsible for a guard."""
+    """Who checks a guard."""
 
     STORE = "store"
-    """The write itself compares it."""
+    """The store compares it in the write."""
     MOVER = "mover"
-    """The actor that moves the record has looked, and the proof of the write keeps it true."""
+    """The actor that moves the record checked it, and the proof of the write ensures that it is still true."""
 
 
 class Guard(Enum):
@@ -198,11 +198,11 @@ class Guard(Enum):
 
     @property
     def checked_by(self) -> CheckedBy:
-        """Who is responsible for it."""
+        """Who checks this guard."""
         checked_by: CheckedBy = self.value[1]
         return checked_by
 
     def holds(self, facts: Facts) -> bool:
-        """Whether the condition is true of these facts."""
+        """Whether the condition is true for these facts."""
         look: Callable[[Facts], bool] = self.value[0]
         return look(facts)

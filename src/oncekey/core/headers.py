@@ -1,4 +1,4 @@
-"""Header fields: which of a response may be stored, and how a moment or a target is written."""
+"""Header fields: which fields of a response may be stored, and how instants and URLs are written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from oncekey.core.model import Headers
 
 KEY_HEADER: Final = "Idempotency-Key"
 
-# Bytes mean nothing without the first two, and a client that lost its answer needs the third.
+# The body is unusable without the first two, and a client that lost its response needs the third.
 ALWAYS_KEPT: Final = frozenset({b"content-type", b"content-encoding", b"location"})
 
 NEVER_KEPT: Final = frozenset(
@@ -25,7 +25,7 @@ NEVER_KEPT: Final = frozenset(
         b"trailer",
         b"transfer-encoding",
         b"upgrade",
-        # made anew for every answer
+        # created anew for every response
         b"content-length",
         b"date",
         b"idempotency-key",
@@ -43,7 +43,7 @@ NEVER_KEPT: Final = frozenset(
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 PRINTABLE: Final = re.compile(rb"[\x20-\x7e]+")
-"""Values that may be echoed: without characters that could end the field and begin another one."""
+"""Values that may be echoed: they have no characters that could end the field and begin another one."""
 _TRACE_PARENT: Final = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?"
 )
@@ -55,7 +55,7 @@ _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep",
 
 
 def is_field_name(name: str) -> bool:
-    """Whether `name` can stand left of the colon."""
+    """Whether `name` is a valid field name."""
     return _TOKEN.fullmatch(name) is not None
 
 
@@ -75,13 +75,13 @@ def trace_id_of(traceparent: bytes | str | None) -> str:
 
 
 def target(url: str) -> bytes:
-    """A URL reference for a header field; characters that may not stand in one are percent-encoded."""
+    """A URL reference for a header field; characters that are not allowed there are percent-encoded."""
     return quote(url, safe=_URI_MARKS).encode("ascii")
 
 
 @lru_cache(maxsize=1024)
 def http_date(second: int) -> bytes:
-    """An IMF-fixdate of a whole second; the caller rounds a promise to keep something down, never up."""
+    """An IMF-fixdate of a whole second; a caller that promises to keep something rounds down, never up."""
     moment = _EPOCH + timedelta(seconds=second)
     day, month = _DAYS[moment.weekday()], _MONTHS[moment.month - 1]
     return f"{day}, {moment.day:02} {month} {moment.year:04} {moment:%H:%M:%S} GMT".encode("ascii")

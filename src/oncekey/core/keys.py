@@ -1,12 +1,12 @@
-"""The `Idempotency-Key` field: from field lines to the key, or a sentence that says what is wrong.
+"""The `Idempotency-Key` field: parses its lines to the key, or to a sentence that describes the mistake.
 
-A field that cannot be parsed is always an error and never "as if absent": RFC 9651 would allow that, and
+A field that cannot be parsed is always an error and never treated as absent: RFC 9651 would allow that, and
 the request would run unprotected. No message contains the key, which is why the parser's positions
 and characters are not reported either.
 
 Of RFC 9651 (Structured Fields) a key needs an Item that is a String. Parameters are parsed as strictly as the key
-itself and then ignored (section 2.2 of the RFC discourages refusing unknown ones). All that is not a String followed by
-well-formed parameters is refused.
+itself and then ignored (section 2.2 of the RFC discourages refusing unknown ones). Anything but a String followed by
+well-formed parameters is rejected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLAIN: Final = re.compile(rb'"([ !#-\[\]-~]*)"')
 _ESCAPE: Final = re.compile(r"\\(.)")
 _PARAMETER: Final = re.compile(rb"; *[a-z*][a-z0-9_.*-]*(=)?")
 # No bare item can be followed by a character that would continue it, so a match that stops too early
-# (a 16th digit, a fourth decimal place) leaves a rest that the caller refuses.
+# (a 16th digit, a fourth decimal place) leaves a rest that the caller rejects.
 _BARE_ITEM: Final = re.compile(
     rb"-?[0-9]{1,12}\.[0-9]{1,3}"  # Decimal
     rb"|-?[0-9]{1,15}"  # Integer
@@ -48,7 +48,7 @@ class NotAStringItemError(ValueError):
 
 
 def parse_string_item(field: bytes) -> str:
-    """The String that `field` holds, its escapes resolved and its parameters dropped."""
+    """The String in `field`, with its escapes resolved and its parameters dropped."""
     plain = _PLAIN.fullmatch(field)
     if plain is not None:
         return plain[1].decode("ascii")
@@ -91,7 +91,7 @@ def _require_utf8(display: bytes) -> None:
 
 _BARE: Final = re.compile(rb"[A-Za-z0-9._~/+=-][A-Za-z0-9._~:/+=@-]*")
 _QUOTED: Final = re.compile(rb'"([!#-\[\]-~]+)"')
-"""A key in quotes without escapes, parameters and spaces, as nearly all are that are quoted."""
+"""A key in quotes without escapes, parameters and spaces: the form of nearly all quoted keys."""
 _UUID: Final = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _EMAIL: Final = re.compile(r"[A-Za-z0-9._+-]+(?:@|%40)[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}")
 _PHONE: Final = re.compile(
@@ -100,7 +100,7 @@ _PHONE: Final = re.compile(
 )
 _SOCIAL_SECURITY: Final = re.compile(r"(?<![0-9A-Za-z-])[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9A-Za-z-])")
 _GROUPS: Final = re.compile(r"[0-9][ .-][0-9]{4}")
-"""How every number ends that is not international: no other key has to be looked at more closely."""
+"""The end of every number that is not international: no other key needs a closer check."""
 _LONGEST_ALONE: Final = len("555-123-4567")
 _DIGEST_LENGTH: Final = 16
 _FEW_CHARACTERS: Final = 4
@@ -109,16 +109,16 @@ _COUNTER: Final = re.compile(r"(?:(?:[a-z]+|[A-Z]+)[-_.:#/])+[0-9]{1,20}|0{4,}[0
 """Words and a number, or a number that is filled up with zeros: `order-000042`, `ACME:ORDER:42`, `0000000000000042`."""
 _ROW: Final = "0123456789" * 8 + "abcdefghijklmnopqrstuvwxyz0123456789"
 _ROWS: Final = f"{_ROW}\n{_ROW[::-1]}"
-"""What a hand types in the order of the alphabet, forwards and backwards."""
+"""Characters in the order of the alphabet, forwards and backwards."""
 
 
 class HeaderSyntax(StrEnum):
-    """Which spellings of the field are taken."""
+    """Which forms of the field are accepted."""
 
     STRICT = "strict"
-    """Only the quoted String of RFC 9651, as the IETF draft says."""
+    """Only the quoted String of RFC 9651, as in the IETF draft."""
     COMPAT = "compat"
-    """Quoted or bare; both spellings of one value are one key."""
+    """Quoted or bare; both forms of one value are one key."""
     BARE = "bare"
     """Only the bare value, as most vendors document it."""
 
@@ -141,7 +141,7 @@ def parse_key(
 ) -> str | None:
     """The key in the values of all `Idempotency-Key` field lines; None if there is no such line.
 
-    The lower bound is a heuristic against keys that collide by accident, no proof of entropy. The key
+    The lower bound is a heuristic against keys that collide by accident, not a proof of entropy. The key
     is opaque: it is compared byte for byte, and a UUID keeps the case it came in.
 
     Raises:
@@ -169,10 +169,10 @@ def parse_key(
 
 
 def check_given(key: object, *, min_length: int = 1, max_length: int = 255) -> str:
-    """The key that a program gives itself, where no header field has to be parsed.
+    """The key that a program passes, so that no header field has to be parsed.
 
     Raises:
-        KeyMalformedError: It is not a key that a client could send, too.
+        KeyMalformedError: It is not a key that a client could send.
     """
     if not isinstance(key, str):
         raise KeyMalformedError(f"A key is text, and this one is a {type(key).__name__}; write it as a str.")
@@ -186,7 +186,7 @@ def looks_personal(key: str) -> bool:
     """Whether the key has an obvious e-mail address, telephone or social security number in it.
 
     The patterns take several microseconds, and nearly no key can match them. In a key of letters, digits and hyphens
-    only, such as a UUID, a match has no border inside the key: it can only be the whole key, and a short one.
+    only, such as a UUID, a match cannot begin or end inside the key: it can only be the whole key, and a short one.
     """
     if len(key) > _LONGEST_ALONE and key.isascii() and key.replace("-", "").isalnum():
         return False
@@ -198,9 +198,9 @@ def looks_personal(key: str) -> bool:
 
 
 def looks_guessable(key: str) -> bool:
-    """Whether the key is obviously not random: a repeated unit, a row of characters, or a counter.
+    """Whether the key is obviously not random: a repeated unit, consecutive characters, or a counter.
 
-    A key that is not found is not proven to be random. A random key of 16 characters or more is found once in a
+    False does not prove that the key is random. A random key of 16 characters or more matches once in a
     billion.
     """
     if len(key) == _UUID_LENGTH and key[8] == "-" and len(set(key[:8])) > _FEW_CHARACTERS:
@@ -215,7 +215,7 @@ def looks_guessable(key: str) -> bool:
 
 
 def key_digest(key: str) -> str:
-    """What logs and metrics show in place of the key: the start of its SHA-256, in hex."""
+    """The start of the key's SHA-256 in hex, which logs and metrics show in place of the key."""
     return sha256(raw(key)).hexdigest()[:_DIGEST_LENGTH]
 
 

@@ -1,13 +1,13 @@
-"""Modules that a process imports when something of them is configured: a feature that no route uses is not loaded.
+"""Modules that a process imports when a feature is configured: a feature that no route uses is not loaded.
 
-A module names such another one by both of these, so that type checkers and import-linter see an ordinary import:
+A module imports such a module in two ways, so that type checkers and import-linter see an ordinary import:
 
     if TYPE_CHECKING:
         from oncekey.engine import phases
     else:
         phases = Lazy("oncekey.engine.phases")
 
-The first use of one of its names imports it. No request may be that first use: an import stops the event loop, and
+The first use of one of its names imports it. No request may be that first use: an import blocks the event loop, and
 after an upgrade in place it would read a file of another version. So enrolments and installations call `load` for what
 their requests may need, and `tests/frameworks/test_request_path.py` fails for an import in a request.
 """

@@ -1,7 +1,7 @@
-"""The memo: what a phased handler has done so far, in order, and how its results are written down (H1, H4).
+"""The memo: the finished steps of a phased handler in order, and the stored form of their results (H1, H4).
 
-A resumed handler runs from its beginning. For each step that it asks for, the script answers with the stored
-result or says that the step is new; a step that does not fit what was stored ends the run.
+A resumed handler runs from its beginning. For each step that it reaches, the script returns the stored
+entry, or None for a new step; a step that does not match the stored one ends the run.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ FINISHED: Final = "finished"
 REJECTED: Final = "rejected"
 NOT_SENT: Final = "not_sent"
 REPEATABLE: Final = timedelta(hours=20)
-"""What `repeatable=True` stands for: most providers remember a key for a day; a margin is subtracted (H3)."""
+"""The meaning of `repeatable=True`: most providers remember a key for a day; a margin is subtracted (H3)."""
 
 RESTORE: Final = (
     "deploy code that has the stored steps with their names, kinds and order, then run `oncekey keys release`"
 )
-"""What to do about a stored step that the code does not have."""
+"""The remedy for a stored step that the code does not have."""
 
 _TAG: Final = "$"
 _ENCODED: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
-"""As `json.dumps`, which makes a new encoder for every call with options."""
+"""Like `json.dumps`, which creates a new encoder for every call with options."""
 
 
 def recovery_point(memo: tuple[MemoEntry, ...]) -> str:
@@ -51,7 +51,7 @@ class Script:
     asked: list[str] = field(default_factory=list)
 
     def ask(self, name: str, kind: EntryKind) -> MemoEntry | None:
-        """The stored entry of the step that comes next, or None if it is new."""
+        """The stored entry of the next step, or None if it is new."""
         if not name.isprintable():
             raise ConfigurationError("a step's name is printable text: it is stored, logged and shown to operators")
         if not name or len(name) > LONGEST_NAME:
@@ -79,7 +79,7 @@ class Script:
 
     @property
     def used_up(self) -> bool:
-        """Whether everything that was stored has been asked for."""
+        """Whether the run has reached every stored step."""
         return len(self.asked) >= len(self.memo)
 
 
@@ -92,10 +92,10 @@ def mismatch(stored_kind: EntryKind, stored_name: str, kind: EntryKind, name: st
 
 
 def written(value: object) -> str:
-    """Plain data as JSON, with a tag for what JSON has no word for.
+    """Plain data as JSON, with a tag for types that JSON lacks.
 
     Raises:
-        TypeError, ValueError, RecursionError: It is more than plain data.
+        TypeError, ValueError, RecursionError: The value is not plain data.
     """
     return _ENCODED(_plain(value))
 
@@ -132,7 +132,7 @@ def check_text(text: str) -> None:
 
 
 def digest_of(parameters: object, limit: int) -> str:
-    """A digest of a call's parameters: a call with other parameters is not a repetition (H2)."""
+    """A digest of a call's parameters: a call with other parameters is a different call (H2)."""
     return blake2b(encode(parameters, limit).encode(), digest_size=16).hexdigest()
 
 
@@ -142,7 +142,7 @@ def rejected(entry: MemoEntry) -> MemoEntry:
 
 
 def not_sent(name: str) -> MemoEntry:
-    """The entry of a call that was provably not made, where the handler then went another way."""
+    """The entry of a call that was provably not made, after which the handler continued without it."""
     return MemoEntry(name, EntryKind.CALL, json.dumps({_TAG: NOT_SENT, "v": None}, separators=(",", ":")))
 
 
@@ -152,7 +152,7 @@ def was_not_sent(entry: MemoEntry) -> bool:
 
 
 def is_rejection(entry: MemoEntry) -> bool:
-    """Whether the stored result is the provider's final no."""
+    """Whether the stored result is the provider's final refusal."""
     return entry.result.startswith(f'{{"{_TAG}":"{REJECTED}"')
 
 
@@ -199,7 +199,7 @@ def _mapping(value: Mapping[Any, Any]) -> dict[str, Any]:
     if not all(isinstance(name, str) for name in value):
         raise TypeError("the names in a mapping are text")
     plain = {name: _plain(one) for name, one in value.items()}
-    # A mapping that looks like one of our tags is wrapped, so that it comes back as what it was.
+    # A mapping that looks like one of our tags is wrapped, so that it is decoded as it was.
     return {_TAG: "object", "v": list(plain.items())} if _TAG in plain else plain
 
 

@@ -1,11 +1,11 @@
-"""Migrations as values: which there are, which are missing, and with which of them code may run.
+"""Migrations as values: which exist, which are missing in a store, and with which of them this code may run.
 
-`pre` is safe while older code still runs; it only adds. `post` may take away what older code needs, so it comes
-when the last of it is gone. So code starts when every `pre` it knows is there, and it refuses a store that has a
-`post` it does not know.
+A `pre` migration is safe while older code still runs; it only adds. A `post` migration may remove what older code
+needs, so it runs after the last older process has ended. Code starts if the store has every `pre` of its version, and
+refuses a store that has a `post` of a later version.
 
-A `pre` that comes after a `post` waits for it, because it may build on it. One that does not says so in its first line
-(ALONE); else code that knows both could never start beside code that knows neither.
+A `pre` after a `post` waits for it, because it may depend on it. One that does not depend on it declares that in its
+first line (ALONE); otherwise code that has both could never start next to code that has neither.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ class MigrationPhase(StrEnum):
 
 
 class MigrationState(StrEnum):
-    """What a store has of a migration."""
+    """The state of a migration in a store."""
 
     APPLIED = "applied"
     PENDING = "pending"
     CHANGED = "changed"
-    """It is there, but not with the content that this version knows."""
+    """Applied, but with other content than in this version."""
     UNKNOWN = "unknown"
-    """It is there, and this version does not know it."""
+    """Applied, but this version does not have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A migration as a store remembers it."""
+    """A migration as recorded in a store."""
 
     number: int
     phase: MigrationPhase
     name: str
     checksum: str
     applied_at: int = field(default=0, compare=False, kw_only=True)
-    """When it was run, by the store's clock."""
+    """When it was applied, by the store's clock."""
 
     @property
     def label(self) -> str:
-        """Its file's name without the ending."""
+        """The name of its file without the extension."""
         return f"{self.number:04}_{self.phase}_{self.name}"
 
 
@@ -75,11 +75,11 @@ class Migration(Applied):
 
     @classmethod
     def read(cls, file: str, text: str) -> Migration:
-        """A migration from its file; a wrong name is a mistake of ours, found by the first test that runs."""
+        """A migration from its file; a wrong name is a bug in oncekey, which any test finds."""
         match = _FILE.fullmatch(file)
         if match is None:
-            raise ValueError(f"{file} is no migration: name it NNNN_pre_name.sql or NNNN_post_name.sql")
-        # Line ends are a matter of how the file was checked out.
+            raise ValueError(f"{file} is not a migration: name it NNNN_pre_name.sql or NNNN_post_name.sql")
+        # Line ends depend on how the file was checked out.
         checksum = sha256(text.replace("\r\n", "\n").encode()).hexdigest()
         return cls(int(match["number"]), MigrationPhase(match["phase"]), match["name"], checksum, text)
 
@@ -93,16 +93,16 @@ class MigrationStatus:
 
 
 def ordered(migrations: Iterable[Migration]) -> tuple[Migration, ...]:
-    """By number; each number is there once, and none is left out."""
+    """The migrations by number; raises if a number is missing or used twice."""
     found = tuple(sorted(migrations, key=lambda migration: migration.number))
     numbers = [migration.number for migration in found]
     if numbers != list(range(1, len(found) + 1)):
-        raise ValueError(f"migrations are numbered 1, 2, 3 and so on, these are {numbers}")
+        raise ValueError(f"migrations are numbered 1, 2, 3 and so on; these are {numbers}")
     return found
 
 
 def status(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[MigrationStatus, ...]:
-    """Every migration that either side knows, in order."""
+    """Every migration that the code or the store has, in order."""
     known_of = {one.number: one for one in applied}
     entries = [MigrationStatus(one, _state_of(one, known_of.get(one.number))) for one in known]
     numbers = {one.number for one in known}
@@ -113,7 +113,7 @@ def status(known: Sequence[Migration], applied: Sequence[Applied]) -> tuple[Migr
 def plan(
     known: Sequence[Migration], applied: Sequence[Applied], *, only: MigrationPhase | None = None
 ) -> tuple[Migration, ...]:
-    """What is to be run, in order. `only=PRE` stops before the first `post`, but for those that stand alone."""
+    """The migrations to run, in order. `only=PRE` stops before the first `post`, except for those that stand alone."""
     numbers = {one.number for one in applied}
     pending = [one for one in known if one.number not in numbers]
     if only is not MigrationPhase.PRE:
@@ -123,18 +123,18 @@ def plan(
 
 
 def changed(known: Sequence[Migration], applied: Sequence[Applied]) -> str | None:
-    """Why nothing may be run on this store, if so."""
+    """Why nothing may be run on this store; None if it may."""
     for entry in status(known, applied):
         if entry.state is MigrationState.CHANGED:
             return (
                 f"the store's migration {entry.migration.label} is not the one that this version of oncekey has: "
-                "use the version that made the store, or restore the store"
+                "use the version that created the store, or restore the store"
             )
     return None
 
 
 def objection(known: Sequence[Migration], applied: Sequence[Applied]) -> str | None:
-    """Why code with these migrations may not start on this store, in the sentence that fixes it."""
+    """Why code with these migrations may not start on this store, and how to fix that; None if it may."""
     if known and not applied:
         return f"the store has no oncekey tables: {_REMEDY}"
     for entry in status(known, applied):
@@ -143,7 +143,7 @@ def objection(known: Sequence[Migration], applied: Sequence[Applied]) -> str | N
                 return f"the store lacks the migration {entry.migration.label}: {_REMEDY}"
             case MigrationState.UNKNOWN, MigrationPhase.POST:
                 return (
-                    f"the store has the migration {entry.migration.label}, which may have taken away what this "
+                    f"the store has the migration {entry.migration.label}, which may have removed something that this "
                     "version of oncekey needs: update oncekey"
                 )
             case _:

@@ -43,7 +43,7 @@ Headers: TypeAlias = tuple[tuple[bytes, bytes], ...]
 
 
 class Effects(StrEnum):
-    """What a handler does to the world; it alone decides what a crash means."""
+    """A handler's side effects; they alone decide what a crash means."""
 
     LOCAL = "local"
     PHASED = "phased"
@@ -52,7 +52,7 @@ class Effects(StrEnum):
 
 
 class State(StrEnum):
-    """Where a record stands. `None` stands for "no row" wherever a state may be absent."""
+    """The state of a record. `None` means "no row" wherever a state may be absent."""
 
     PENDING = "pending"
     IN_PROGRESS = "in_progress"
@@ -63,14 +63,14 @@ class State(StrEnum):
 
 
 class Outcome(StrEnum):
-    """What a completed record holds: a success, or a final failure of the business."""
+    """The outcome of a completed record: a success, or a final failure of the business."""
 
     SUCCESS = "success"
     FAILURE = "failure"
 
 
 class Recovery(StrEnum):
-    """What a lease that ran out means; stored at the claim, so a deploy cannot change it (P2)."""
+    """The meaning of an expired lease; stored at the claim, so a deploy cannot change it (P2)."""
 
     RETRY = "retry"
     RESUME = "resume"
@@ -79,7 +79,7 @@ class Recovery(StrEnum):
 
 
 class Code(StrEnum):
-    """Why a request was not executed: the machine-readable `code` of every problem that oncekey answers."""
+    """Why a request was not executed: the machine-readable `code` of every problem that oncekey returns."""
 
     KEY_MISSING = "idempotency_key_missing"
     KEY_MALFORMED = "idempotency_key_malformed"
@@ -102,7 +102,7 @@ class Code(StrEnum):
 
 
 class EntryKind(StrEnum):
-    """Which kind of step a memo entry remembers."""
+    """The kind of step in a memo entry."""
 
     PHASE = "phase"
     CALL = "call"
@@ -111,17 +111,17 @@ class EntryKind(StrEnum):
 
 @value
 class RecordId:
-    """The name a record is found by: the caller's scope and the key the client chose."""
+    """The identity of a record: the caller's scope and the client's key."""
 
     scope: str
     key: str
 
 
 class Sealable:
-    """A value that remembers the form in which it was sealed, so that it can be written again byte for byte.
+    """A value that keeps the form in which it was sealed, so that it can be written again byte for byte.
 
-    A seal may give other bytes each time, and a memo is compared as a whole. The slot is no field: it is empty where
-    nothing is sealed, and costs nothing when such a value is made.
+    A seal may produce other bytes each time, and a memo is compared as a whole. The slot is not a field: it is empty
+    if nothing is sealed, and costs nothing when such a value is created.
     """
 
     __slots__ = ("sealed",)
@@ -135,12 +135,12 @@ class MemoEntry(Sealable):
     kind: EntryKind
     result: str
     by_hand: bool = False
-    """An operator gave the result: until the next step is stored, an operator may give another one."""
+    """An operator entered the result: until the next step is stored, an operator may replace it."""
 
 
 @value
 class Intent:
-    """A call to the outside that was announced before it was made, and has no result yet (H2, H3)."""
+    """An external call that was announced and has no result yet (H2, H3)."""
 
     phase: str
     downstream_key: str
@@ -152,16 +152,16 @@ class Intent:
 
 
 RESPONSE_SCHEMA: Final = 1
-"""The form of answers that this version writes; it does not read a later one."""
+"""The form of stored responses that this version writes; it does not read a later one."""
 LONGEST_NAME: Final = 100
 """The longest name of a step, and of a topic."""
 SEALED_SCHEMA: Final = 2
-"""The form of sealed answers (`oncekey.core.envelopes`)."""
+"""The form of sealed responses (`oncekey.core.envelopes`)."""
 
 
 @value
 class StoredResponse:
-    """An answer as it is replayed, byte for byte. `body is None` is a tombstone: done, body not kept (A4)."""
+    """A response as it is replayed, byte for byte. `body is None` is a tombstone: done, body not stored (A4)."""
 
     status: int
     headers: Headers
@@ -205,8 +205,8 @@ class Record:
     finished_at: Instant | None
     expires_at: Instant
     request: bytes | None = field(default=None, repr=False)
-    """Kept until the settlement: of a PHASED operation the request, as the completer repeats it, sealed where there is
-    a secret (H7); of an accepted OUTBOX operation the response of its 202 (O5)."""
+    """Stored until the settlement: for a PHASED operation the request that the completer repeats, sealed if there is
+    a secret (H7); for an accepted OUTBOX operation the response of its 202 (O5)."""
 
 
 @value
@@ -239,10 +239,10 @@ class Snapshot:
 
 @value
 class Claim:
-    """What a request asks for: the right to execute, in its own incarnation.
+    """A request for the right to execute, in its own incarnation.
 
-    `incarnation` and `owner` are made for this request alone. So repeating a claim or a take-over whose reply
-    was lost is safe: a record in progress that names our owner is ours (P7).
+    `incarnation` and `owner` are created for this request alone. So repeating a claim or a take-over whose reply
+    was lost is safe: a record in progress with our owner is ours (P7).
     """
 
     id: RecordId
@@ -261,7 +261,7 @@ class Claim:
     ttl: Duration
     entered: bool = True
     request: bytes | None = field(default=None, repr=False)
-    """Kept with the claim where a completer may go on without the client (H7)."""
+    """Stored with the claim if a completer may resume without the client (H7)."""
 
 
 @value
@@ -278,11 +278,11 @@ class Lease:
     expires_at: Instant
     owner: str = ""
     alone: bool = field(default=False, compare=False)
-    """Whether the claim made a record without steps, calls and kept request."""
+    """Whether the claim created a record without steps, calls and kept request."""
 
     @classmethod
     def new(cls, claim: Claim, now: Instant) -> Lease:
-        """The lease of the owner whose claim has just made the record."""
+        """The lease of the owner whose claim has just created the record."""
         return cls(
             claim.id,
             claim.incarnation,
@@ -318,12 +318,12 @@ class Lease:
 
 
 class ParcelKind(StrEnum):
-    """What a parcel is for."""
+    """The purpose of a parcel."""
 
     DEFER = "defer"
-    """The request's own outside call; its result becomes the response."""
+    """The request's own external call; its result becomes the response."""
     EMIT = "emit"
-    """A message to others after the commit, at least once; the response does not depend on it."""
+    """A message to others after the commit, delivered at least once; the response does not depend on it."""
 
 
 @value
@@ -360,7 +360,7 @@ class HeldParcel:
 
 @value
 class DeadLetter:
-    """A parcel that no worker tries any more until an operator decides: tried too often, or of unknown outcome."""
+    """A parcel that no worker tries again until an operator decides: tried too often, or of unknown outcome."""
 
     parcel: Parcel
     attempts: int
@@ -372,7 +372,7 @@ class DeadLetter:
 
 @value
 class Announcement:
-    """An outside call that the owner is about to make; the store adds the instants (H2)."""
+    """An external call that the owner is about to make; the store adds the instants (H2)."""
 
     phase: str
     downstream_key: str
@@ -386,7 +386,7 @@ class Announcement:
 
 @value
 class Completed:
-    """Settle as done: this answer is the key's answer from now on."""
+    """Settle as done: this is the key's response from now on."""
 
     response: StoredResponse
     outcome: Outcome
@@ -408,7 +408,7 @@ class Doubtful:
 
 @value
 class HandedBack:
-    """Settle as resumable: what is done is kept, the rest waits for the client or a completer (H6)."""
+    """Settle as resumable: finished steps are kept, the rest waits for the client or a completer (H6)."""
 
     last_error: str
     resume_after: Duration = 0
@@ -418,21 +418,21 @@ class HandedBack:
 
 @value
 class Deferred:
-    """Settle as pending: the business rows and the parcel are there, a worker makes the call (O1)."""
+    """Settle as pending: the business rows and the parcel are stored, a worker makes the call (O1)."""
 
     parcel: Parcel
     accepted: bytes | None = field(default=None, repr=False)
-    """The stored form of the handler's response, which clients get until the worker is done (O5)."""
+    """The stored form of the handler's response, which clients receive until the worker is done (O5)."""
 
 
 @value
 class Discarded:
-    """Take the claim back: the handler was never entered, so the key counts as unused."""
+    """Remove the claim: the handler was never entered, so the key counts as unused."""
 
 
 @value
 class Settled:
-    """What a settlement led to: `ours` if the record now has our outcome, and the record in either case."""
+    """The result of a settlement: `ours` if the record now has our outcome, and the record in either case."""
 
     ours: bool
     snapshot: Snapshot
@@ -455,7 +455,7 @@ class Proceed:
 
 @value
 class Replay:
-    """Answer from the record; a repeat may have read only the part of it that it needs."""
+    """Return the stored response; a repeat may have read only the part of the record that it needs."""
 
     record: Record | Finished
     now: Instant
@@ -463,14 +463,14 @@ class Replay:
 
 @value
 class Refuse:
-    """Do not execute. `retry_after` (whole seconds) is given where waiting helps."""
+    """Do not execute. `retry_after` (whole seconds) is set if waiting helps."""
 
     code: Code
     detail: str = ""
     retry_after: int | None = None
     record: Record | None = None
     met: Record | None = None
-    """The record that this request itself made unknown, as it was before."""
+    """The record that this request made unknown, as it was before."""
 
 
 UNAVAILABLE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)
@@ -486,14 +486,14 @@ Verdict: TypeAlias = Proceed | Replay | Refuse | Bypass
 
 
 def moment(instant: Instant | None) -> str | None:
-    """RFC 3339, in UTC."""
+    """The instant as RFC 3339, in UTC."""
     if instant is None:
         return None
     return datetime.fromtimestamp(instant / SECOND, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def lapse(span: Duration) -> str:
-    """How long, for people."""
+    """The duration, for people."""
     for unit, name in ((24 * HOUR, "d"), (HOUR, "h"), (MINUTE, "min")):
         if span >= 2 * unit:
             return f"{span // unit} {name}"
@@ -501,10 +501,10 @@ def lapse(span: Duration) -> str:
 
 
 LOCAL: Final = Effects.LOCAL
-"""The handler writes to its own database only, in the commit that stores its answer."""
+"""The handler writes only to its own database, in the commit that stores its response."""
 PHASED: Final = Effects.PHASED
-"""The handler does named steps, and each is done once, also if another process goes on after a crash."""
+"""The handler runs named steps, each once, also if another process resumes it after a crash."""
 OUTBOX: Final = Effects.OUTBOX
-"""The handler writes to its own database, and leaves one outside call to a worker."""
+"""The handler writes to its own database, and leaves one external call to a worker."""
 INLINE: Final = Effects.INLINE
-"""The handler talks to the outside directly; after a crash it is unknown what was sent."""
+"""The handler makes external calls directly; after a crash it is unknown what was sent."""

@@ -1,6 +1,6 @@
-"""Refusals as exceptions: what the caller of a protected function gets in place of a result.
+"""Refusals as exceptions, raised to the caller of a protected function.
 
-There is one class for each reaction: wait, ask again, look for the bug, or leave it to a person.
+There is one class for each reaction: wait, call again, look for the bug, or leave it to a person.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class NotRunError(OncekeyError):
     """This call returned no result of the protected function; the subclass says why.
 
-    `retry_after` (seconds) is given where the same call may get another answer later.
+    `retry_after` (seconds) is set if the same call may have another result later.
     """
 
     def __init__(self, message: str, *, retry_after: int | None = None) -> None:
@@ -36,7 +36,7 @@ class NotRunError(OncekeyError):
 
 
 class InProgressError(NotRunError):
-    """Another call with this key is running, or a worker has it: call again later for the result.
+    """Another call with this key is running, or a worker resumes it: call again later for the result.
 
     `accepted` is true if the key's own rows and its parcel are committed: a worker makes the outside call. `value` is
     then what the OUTBOX function returned.
@@ -51,7 +51,7 @@ class InProgressError(NotRunError):
 
 
 class OutcomeUnknownError(NotRunError):
-    """It may have happened; a function does not run again while its outcome is being resolved."""
+    """The call may have been executed; the function does not run again while its outcome is being resolved."""
 
 
 class KeyReusedError(NotRunError):
@@ -63,32 +63,32 @@ class KeyExpiredError(NotRunError):
 
 
 class LimitedError(NotRunError):
-    """There are too many new keys: this one was not used."""
+    """There are too many new keys; this key was not used."""
 
 
 class ResultNotKeptError(NotRunError):
-    """It was run once, and its result was too large to be kept."""
+    """The function was run once, and its result was too large to store."""
 
 
 class ExecutionFailedError(NotRunError):
-    """It was run and failed for good, or its run could not be finished; the log of that run has the reason."""
+    """The function was run and failed for good, or could not finish; the log of that run has the reason."""
 
 
 _SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = MappingProxyType(
     {
         Code.KEY_MISSING: (KeyMalformedError, "it has no key"),
-        Code.KEY_MALFORMED: (KeyMalformedError, "it has no key that can be used"),
-        Code.KEY_NOT_FOUND: (NotRunError, "its key is not known"),
+        Code.KEY_MALFORMED: (KeyMalformedError, "its key is malformed"),
+        Code.KEY_NOT_FOUND: (NotRunError, "there is no call with its key"),
         Code.BODY_INVALID: (BodyInvalidError, "its arguments have no canonical form"),
-        Code.BODY_LENGTH_MISSING: (BodyInvalidError, "its arguments do not say how long they are"),
+        Code.BODY_LENGTH_MISSING: (BodyInvalidError, "its arguments have no declared length"),
         Code.BODY_TOO_LARGE: (BodyInvalidError, "its arguments are larger than max_request_bytes"),
-        Code.BODY_TOO_SLOW: (BodyInvalidError, "its arguments did not arrive"),
+        Code.BODY_TOO_SLOW: (BodyInvalidError, "its arguments did not arrive in time"),
         Code.KEY_REUSED: (KeyReusedError, "its key belongs to a call with other arguments"),
         Code.KEY_EXPIRED: (KeyExpiredError, "its key was used too long ago"),
-        Code.IN_PROGRESS: (InProgressError, "a call with its key is under way"),
-        Code.OUTCOME_UNKNOWN: (OutcomeUnknownError, "whether it happened is not known yet"),
-        Code.RESPONSE_NOT_STORED: (ResultNotKeptError, "it was run, and its result was too large to be kept"),
-        Code.STORE_UNAVAILABLE: (StoreUnavailableError, "the store could not be asked"),
+        Code.IN_PROGRESS: (InProgressError, "a call with its key is running"),
+        Code.OUTCOME_UNKNOWN: (OutcomeUnknownError, "its outcome is not known yet"),
+        Code.RESPONSE_NOT_STORED: (ResultNotKeptError, "it was run, and its result was too large to store"),
+        Code.STORE_UNAVAILABLE: (StoreUnavailableError, "the store is unavailable"),
         Code.RECORD_UNREADABLE: (RecordUnreadableError, "the record of its key cannot be read"),
         Code.EXECUTION_FAILED: (ExecutionFailedError, "it failed"),
         Code.TIMED_OUT: (ExecutionFailedError, "it was not finished in time"),
@@ -96,11 +96,11 @@ _SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = Mapping
         Code.REQUEST_TOO_OLD: (LimitedError, "it is too old"),
     }
 )
-"""The exception for each refusal, and what its message says about the function."""
+"""The exception for each refusal, and its message about the function."""
 
 
 def error_of(refusal: Refuse, policy: Policy, operation: str) -> OncekeyError:
-    """The exception that the caller of a function gets instead of its result."""
+    """The exception that is raised to the caller of a function."""
     code = refusal.code
     kind, sentence = _SAID[code]
     message = f"{operation}: {refusal.detail or sentence}"

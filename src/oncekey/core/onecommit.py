@@ -1,12 +1,12 @@
-"""LOCAL in one commit, as values: the numbers of its locks, what it found, and where its record is written (L1).
+"""LOCAL in one commit, as values: the numbers of its locks, its first read, and where its record is written (L1).
 
 PostgreSQL's advisory locks are numbers that all sessions of a database share. A keyed hash makes the numbers of oncekey
 hard to aim at and unlikely to be the application's own; a collision of keys is a false "in progress", never a double
 run.
 
-Beside the key's lock a request takes a second one, the *mark*, made of key and fingerprint. By it another request can
-tell "the same request runs" (409) from "another one does" (422). It is evidence and excludes nobody: it counts only on
-the connection that holds the key's lock.
+In addition to the key's lock a request takes a second one, the *mark*, derived from key and fingerprint. It shows
+another request whether the same request is running (409) or a different one (422). It is evidence and excludes nobody:
+it counts only on the connection that holds the key's lock.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from oncekey.core.transitions import TRANSITIONS, Actor, Table, Transition, Trig
 
 @value
 class Locked:
-    """What the first statement of the transaction found; a record counts with or without the lock (L1)."""
+    """The result of the transaction's first statement; a record counts with or without the lock (L1)."""
 
     got: bool
     snapshot: Snapshot
     """The record, and the store's clock; a driver that finds a new key in the message of its BEGIN reads no clock."""
     begun: int
-    """The identity of this transaction: after its end the session has another one, in which nothing is stored (L5)."""
+    """The identity of this transaction: a later one of the session has another, and nothing is stored in that (L5)."""
     other: bool = False
-    """Another request under the same key holds the lock, and the record was read after that was seen."""
+    """Another request under the same key holds the lock, and the record was read after that was known."""
 
 
 class Holder(StrEnum):
@@ -43,7 +43,7 @@ class Holder(StrEnum):
     NOBODY = "nobody"
     OTHER = "other"
     SOMEBODY = "somebody"
-    """The same request, or a holder without a mark: of an older version, or one that is just ending."""
+    """The same request, or a holder without a mark: one of an older version, or one that is just ending."""
 
 
 class WriteKind(StrEnum):

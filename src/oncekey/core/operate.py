@@ -1,7 +1,7 @@
-"""What an operator may do to a record by hand, decided by the same table as every other move (A1).
+"""The moves that an operator may make by hand, decided by the same table as every other move (A1).
 
-An order names a trigger. `decide` says which row of TRANSITIONS allows it, or why none does and what is possible
-instead; nothing here writes. For an operator's "not executed" the same waiting time holds as for a resolver's.
+An order names a trigger. `decide` returns the row of TRANSITIONS that allows it, or why none does and what is possible
+instead; nothing here writes. An operator's "not executed" has to wait as long as a resolver's.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 PROVIDER_LAG: Final[Duration] = 60 * SECOND
 """How long a provider may take until it can find a call that it has executed."""
 UNSEEN_OWNER: Final[Duration] = 5 * MINUTE
-"""How long after the end of its lease an INLINE owner whose process stood still may yet send."""
+"""How long after the end of its lease an INLINE owner whose process was suspended may still send."""
 RESULT: Final = "JSON"
-"""Stands for a call's result where an order is shown."""
+"""The placeholder for a call's result where an order is shown."""
 STEPS_STAY: Final = (
-    "The finished steps and their results stay, so no provider is asked again: a payment that was declined is declined "
+    "The finished steps and their results stay, so no provider is called again: a declined payment is declined "
     "again. For another attempt at the provider the client sends the request with a new key."
 )
-"""What `keys bust` does to a record of a PHASED handler."""
+"""The effect of `keys bust` on a record of a PHASED handler."""
 BUSTED: Final = "busted"
-"""The error code of a record whose answer an operator took back."""
+"""The error code of a record whose response an operator removed."""
 
 
 class Order(StrEnum):
-    """What an operator asks for, as it is typed."""
+    """An operator's command, as it is typed."""
 
     EXECUTED = "keys resolve --executed"
     DECLINED = "keys resolve --declined"
@@ -81,35 +81,35 @@ class ParcelLocation:
 
 @dataclass(frozen=True, slots=True)
 class OperatorCommand:
-    """An order with everything that the operator gave with it."""
+    """An order with all its options."""
 
     order: Order
     reason: str
     answer: Completed | None = None
-    """The answer that clients get from now on; not for PHASED, whose handler computes it (H5)."""
+    """The response that clients receive from now on; not for PHASED, whose handler computes it (H5)."""
     result: str | None = None
     """The stored form of the open call's result, for PHASED."""
     closed: bool = False
     """The operator closed the reference at the provider, so no call can arrive there any more (U1)."""
     asked_at: Instant | None = None
-    """When the provider was asked, by the store's clock; None: now."""
+    """When the provider was queried, by the store's clock; None: now."""
     runs_again: bool = False
     life: Duration | None = None
-    """How long from now on the stored response is kept at least."""
+    """How long the stored response is kept from now on, at least."""
     version: int | None = None
-    """The version that the operator saw: the order holds only while the record still has it."""
+    """The version that the operator saw: the order is valid only while the record still has it."""
     died_at: Instant | None = None
-    """When the dead letter died that the operator saw: the order holds only for that death."""
+    """When the parcel that the operator saw became a dead letter: the order is valid only for that occurrence."""
     lag: Duration = PROVIDER_LAG
     actor: Actor = Actor.OPERATOR
     """Who gives the order: resolvers and webhooks settle by the same rows."""
     waited: bool | None = None
-    """Whether the waiting time was over when the provider was asked, for an actor that waits by its own clock (U1)."""
+    """Whether the waiting time was over when the provider was queried, for an actor with its own clock (U1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What is to be written, and which row allows it."""
+    """The move to write, and the row that allows it."""
 
     row: Transition
     seen: Record
@@ -117,16 +117,16 @@ class Move:
     memo: tuple[MemoEntry, ...] = ()
     last_error: str | None = None
     expires_at: Instant | None = None
-    """The new end of the stored response's life."""
+    """The new expiry of the stored response."""
     forget: bool = False
-    """Transition 22: the call counts as not made, so its window begins anew; otherwise the window goes on (F23)."""
+    """Row 22: the call counts as not made, so its window restarts; otherwise the window continues (F23)."""
     letter: UUID | None = None
     """The dead letter that becomes a parcel again (row 22) or is removed (row 19)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A move that was made, and the record as it is now."""
+    """A move that was made, and the record after it."""
 
     move: Move
     snapshot: Snapshot
@@ -134,12 +134,12 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Forbidden:
-    """Nothing is written: why, and what is possible instead."""
+    """The reason why nothing is written, and what is possible instead."""
 
     why: str
     instead: tuple[Possibility, ...] = ()
     rule: str = ""
-    """The names of the missing guards, as the table has them."""
+    """The names of the missing guards, as in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +162,10 @@ class Possibility:
     row: int
     to: State
     options: str = ""
-    """What the operator has to give besides the reason."""
+    """The options that are required in addition to the reason."""
     note: str = ""
     letter: UUID | None = None
-    """The dead letter that it is about."""
+    """The dead letter that the order concerns."""
 
     @property
     def command(self) -> str:
@@ -173,7 +173,7 @@ class Possibility:
         return self.typed("KEY", "ID")
 
     def typed(self, key: str, letter: str | None = None, *, last: str = "", result: str = RESULT) -> str:
-        """The command line for one key; JSON stands for what only the operator knows. `last` ends the line."""
+        """The command line for one key; JSON stands for values that the operator enters. `last` ends the line."""
         group, verb, *flags = self.order.split()
         by_letter = group == "dlq"
         target, end = ((letter or str(self.letter)), "") if by_letter else (key, last)
@@ -183,53 +183,53 @@ class Possibility:
 
 
 _NO_RECORD: Final = "there is no record of this key"
-_NO_REASON: Final = "a change needs a reason that the audit can keep: say --reason"
+_NO_REASON: Final = "a change needs a reason for the audit: add --reason"
 _DEFERRED_ALREADY: Final = (
-    "its call lies in the outbox or with the dead letters, and its handler must not run again: "
+    "its call is in the outbox or a dead letter, and its handler must not run again: "
     "use `oncekey dlq retry` or `oncekey dlq discard`"
 )
 _PARCELS_LEFT: Final = (
-    "{count} of its parcels are not delivered yet, and a second run would write the same ones: wait until they are "
+    "{count} of its parcels are not delivered yet, and a second run would write them again: wait until they are "
     "sent, or discard the dead ones"
 )
 _PHASED_ANSWER: Final = (
-    "its handler computes the answer itself (PHASED): give the result of the open call by --result JSON, not an answer"
+    "its handler computes the response itself (PHASED): give the result of the open call with --result JSON instead"
 )
-_ONLY_PHASED: Final = "--result is for PHASED: this record takes an answer, by --status and --body"
-_NO_ANSWER: Final = "the client needs an answer to hear from now on: say --status, and --body if it has one"
+_ONLY_PHASED: Final = "--result is only for PHASED: for this record, give the response with --status and --body"
+_NO_ANSWER: Final = "give the response that clients will receive: --status, and --body if it has one"
 _SAYS_NOTHING: Final = (
-    "a call may be under way or done, and a release says nothing about it: look at the provider, and say what became "
-    "of it with `oncekey keys resolve`"
+    "a call may have been made, and a release does not settle it: check with the provider, then run "
+    "`oncekey keys resolve`"
 )
-_NOT_DEAD: Final = "its parcel does not lie with the dead letters"
+_NOT_DEAD: Final = "its parcel is not a dead letter"
 
 WORDS: Final[Mapping[Guard, str]] = MappingProxyType(
     {
-        Guard.INLINE_OR_OUTBOX: "only an INLINE or OUTBOX record takes an answer from outside",
-        Guard.PHASED: "only a PHASED record takes the result of a call",
-        Guard.INTENT_OPEN: "it has no open call whose result could be given",
-        Guard.NO_INTENT: "the call after it was announced already, and may have been made with what was given",
-        Guard.LAST_RESULT_BY_HAND: "only a result that was given by hand is replaced, until the next step is stored",
-        Guard.RESULT_GIVEN: "the result of the open call is missing: say --result JSON",
+        Guard.INLINE_OR_OUTBOX: "only an INLINE or OUTBOX record accepts a response",
+        Guard.PHASED: "only a PHASED record accepts the result of a call",
+        Guard.INTENT_OPEN: "it has no open call that needs a result",
+        Guard.NO_INTENT: "the next call is already announced, and may have been made with that result",
+        Guard.LAST_RESULT_BY_HAND: "only a result that an operator entered can be replaced, before the next step",
+        Guard.RESULT_GIVEN: "the result of the open call is missing: add --result JSON",
         Guard.WORKER_NEVER_BEGAN: "its call was deferred, so its handler never runs again",
-        Guard.WORKER_BEGAN: "no worker ever had a parcel of it",
-        Guard.WAITED_OR_NOTHING_OPEN: "a call may still be under way: it is believed that nothing was executed only if "
-        "the provider is asked after {believed} (or say --closed, if the reference was closed there)",
+        Guard.WORKER_BEGAN: "no worker ever claimed its parcel",
+        Guard.WAITED_OR_NOTHING_OPEN: "a call may still be under way: --not-executed is accepted only if "
+        "the provider is checked after {believed} (or add --closed, if the reference was closed there)",
         Guard.WAITED_OR_PARCEL_REPEATABLE: "sending it again is not known to be safe: its window has passed or it "
-        "never had one; it is believed that nothing was executed only if the provider is asked after {believed} (or "
-        "say `oncekey keys resolve --not-executed --closed`, if the reference was closed there)",
+        "never had one; --not-executed is accepted only if the provider is checked after {believed} (or "
+        "run `oncekey keys resolve --not-executed --closed`, if the reference was closed there)",
         Guard.REASON: _NO_REASON,
-        Guard.NOT_OUTBOX: "an OUTBOX answer is not busted: its handler must not run again",
-        Guard.CONFIRMED_IF_SUCCESS: "it succeeded. Without its answer a retry would execute it again, and what it did "
-        "is not undone: a payment would be made twice. `oncekey keys bust --help` says when that is meant",
-        Guard.BEFORE_EXPIRY: "its time is over: a request with this key is a new one already",
+        Guard.NOT_OUTBOX: "an OUTBOX response cannot be busted: its handler must not run again",
+        Guard.CONFIRMED_IF_SUCCESS: "it succeeded. Without its response a retry would run it again, and what it did "
+        "is not undone: a payment would be made twice. `oncekey keys bust --help` explains when to do that",
+        Guard.BEFORE_EXPIRY: "it has expired: a request with this key is already a new one",
         Guard.LEASE_OVER: "its owner may be alive: its lease lasts until {lease}",
         Guard.GRACE_OVER: "its owner may be alive: its lease lasts until {lease}",
         Guard.RUNS_AGAIN: "its effects and its recovery do not allow another run",
         Guard.RUNS_NEVER_AGAIN: "its effects and its recovery allow another run",
     }
 )
-"""The sentence for an operator about each guard that does not hold, for every row that operators use."""
+"""The sentence for operators about each guard that does not hold, for every row that they use."""
 
 
 def decide(command: OperatorCommand, seen: Snapshot, parcels: tuple[ParcelLocation, ...] = ()) -> Move | Forbidden:
@@ -246,9 +246,9 @@ def decide(command: OperatorCommand, seen: Snapshot, parcels: tuple[ParcelLocati
 def possible(
     record: Record, now: Instant, parcels: tuple[ParcelLocation, ...] = (), *, lag: Duration = PROVIDER_LAG
 ) -> tuple[Possibility, ...]:
-    """What an operator may do to this record now: every order, tried with the most favourable input.
+    """The orders that are possible for this record now, each tried with the most favourable input.
 
-    A second execution of a success is left out: it is nothing to suggest.
+    A second execution of a success is left out: it should not be suggested.
     """
     found: dict[Order, Possibility] = {}
     for command, options in _best_commands(record, lag):
@@ -261,7 +261,7 @@ def possible(
 
 
 def refusals(record: Record, now: Instant, parcels: tuple[ParcelLocation, ...] = ()) -> dict[Order, Forbidden]:
-    """The orders for records of this state that the table does not allow now, whatever is given with them, and why."""
+    """The orders for records of this state that the table does not allow now, whatever their options, and why."""
     allowed = {one.order for one in possible(record, now, parcels)}
     found: dict[Order, Forbidden] = {}
     for order in (Order.EXECUTED, Order.DECLINED, Order.NOT_EXECUTED, Order.RELEASE, Order.BUST, Order.RETRY):
@@ -274,16 +274,16 @@ def refusals(record: Record, now: Instant, parcels: tuple[ParcelLocation, ...] =
 
 
 def _note(command: OperatorCommand, record: Record) -> str:
-    """What the operator has to know before using the order."""
+    """A note that the operator needs before using the order."""
     if command.closed:
-        return f"or without --closed, asked after {moment(believed_from(record, command.lag))}"
+        return f"or without --closed, checked after {moment(believed_from(record, command.lag))}"
     if command.order is Order.BUST and record.memo:
         return STEPS_STAY
     return ""
 
 
 def believed_from(record: Record, lag: Duration) -> Instant:
-    """From when on "the provider knows nothing of it" proves that the call was not executed (U1, F34).
+    """The instant after which "the provider does not have it" proves that the call was not executed (U1, F34).
 
     An announced call can be sent until `send_by`. An INLINE owner announces nothing; its lease ended when the record
     was put in doubt, or at its deadline at the latest.
@@ -298,7 +298,7 @@ def believed_from(record: Record, lag: Duration) -> Instant:
 
 
 def trigger_of(order: Order, record: Record) -> Trigger:
-    """The trigger of an order: `release` is a sweep of a stale record, and a "not executed" for an unknown one."""
+    """The trigger of an order: `release` means a sweep for a stale record, and "not executed" for an unknown one."""
     match order:
         case Order.EXECUTED | Order.DECLINED if _has_no_open_call(record):
             return Trigger.REPLACE
@@ -317,14 +317,14 @@ def trigger_of(order: Order, record: Record) -> Trigger:
 
 
 def _has_no_open_call(record: Record) -> bool:
-    """Whether a result that is given now can only replace one that was given before (row 34)."""
+    """Whether a result that is entered now can only replace an earlier one (row 34)."""
     resumable = record.effects is Effects.PHASED and record.intent is None and bool(record.memo)
     return record.state is State.FAILED_RETRYABLE or (record.state is State.UNKNOWN and resumable)
 
 
 def facts_for(command: OperatorCommand, record: Record, now: Instant) -> Facts:
-    """The facts for the guards. When and where the operator looked counts only for "not executed" (U1)."""
-    # A question cannot have been asked in the future, whichever clock it was timed by.
+    """The facts for the guards. The time of the operator's query counts only for "not executed" (U1)."""
+    # A query cannot have been sent in the future, whichever clock timed it.
     asked = now if command.asked_at is None else min(command.asked_at, now)
     waited = command.closed or (
         asked >= believed_from(record, command.lag) if command.waited is None else command.waited
@@ -336,7 +336,7 @@ def facts_for(command: OperatorCommand, record: Record, now: Instant) -> Facts:
         now,
         waited=waited and command.order is Order.NOT_EXECUTED,
         result_given=command.result is not None,
-        # With a stored result nothing is sent at all (O1).
+        # With a stored result nothing is sent (O1).
         parcel_repeatable=window or bool(record.memo),
         reason=bool(command.reason.strip()),
         runs_again=command.runs_again,
@@ -346,12 +346,12 @@ def facts_for(command: OperatorCommand, record: Record, now: Instant) -> Facts:
 def _objection(
     command: OperatorCommand, record: Record, now: Instant, parcels: tuple[ParcelLocation, ...]
 ) -> Forbidden | None:
-    """What forbids the order whatever the table says."""
+    """The objections to an order that do not depend on the table."""
     if not command.reason.strip():
         return Forbidden(_NO_REASON)
     if command.version is not None and command.version != record.version:
         return Forbidden(
-            f"it has moved since you looked: you saw version {command.version}, and it is at {record.version}"
+            f"it has changed since you read it: you saw version {command.version}, and it is now at {record.version}"
         )
     held = [one for one in parcels if one.is_held(now)]
     if held:
@@ -391,7 +391,7 @@ def _judged(
         case 35:
             until = now + (command.life or 0)
             if until <= record.expires_at:
-                return Forbidden(f"it is kept until {moment(record.expires_at)} already")
+                return Forbidden(f"it is already kept until {moment(record.expires_at)}")
             return Move(row, record, expires_at=until)
         case _:
             left = _PARCELS_LEFT.format(count=len(parcels))
@@ -405,7 +405,7 @@ def _entry(command: OperatorCommand, record: Record) -> MemoEntry:
 
 
 def _in_words(order: Order, trigger: Trigger, facts: Facts, lag: Duration) -> str:
-    """What the order is for, or for each guard that does not hold what it means here."""
+    """The purpose of the order, or a sentence for each guard that does not hold."""
     record = facts.record
     assert record is not None
     rows = [row for row in TRANSITIONS.get(record.state, {}).get(trigger, ()) if Actor.OPERATOR in row.by]
@@ -425,41 +425,41 @@ def _in_words(order: Order, trigger: Trigger, facts: Facts, lag: Duration) -> st
 
 STATES: Final[Mapping[State, str]] = MappingProxyType(
     {
-        State.PENDING: "accepted, and waits for a worker",
+        State.PENDING: "accepted, and waiting for a worker",
         State.IN_PROGRESS: "in progress",
-        State.COMPLETED: "done, and has its answer",
+        State.COMPLETED: "done, with a stored response",
         State.FAILED_RETRYABLE: "free to be retried",
         State.UNKNOWN: "unknown",
         State.EXPIRED: "expired",
     }
 )
-"""States in a sentence."""
+"""A phrase for each state."""
 
 _RESOLVED: Final = (
-    "only a key whose outcome is unknown is resolved, and a result that was given by hand is replaced until the next "
+    "only a key of unknown outcome can be resolved; a result that an operator entered can be replaced until the next "
     "step is stored"
 )
 _MEANT_FOR: Final[Mapping[Order, str]] = MappingProxyType(
     {
         Order.EXECUTED: _RESOLVED,
         Order.DECLINED: _RESOLVED,
-        Order.NOT_EXECUTED: "only a key whose outcome is unknown is resolved",
-        Order.RELEASE: "only a key in progress whose owner did not come back is released, or an unknown one",
-        Order.BUST: "only a stored answer is busted",
-        Order.EXTEND: "only a stored response has an end that can be put off: an unfinished key does not expire",
-        Order.RETRY: "only a dead letter whose request is unknown is tried again",
-        Order.DISCARD: "only a dead letter whose request is unknown is given up",
+        Order.NOT_EXECUTED: "only a key of unknown outcome can be resolved",
+        Order.RELEASE: "only a key in progress whose lease has expired, or an unknown one, can be released",
+        Order.BUST: "only a stored response can be busted",
+        Order.EXTEND: "only a stored response can be extended: an unfinished key does not expire",
+        Order.RETRY: "only a dead letter of an unknown request can be retried",
+        Order.DISCARD: "only a dead letter of an unknown request can be discarded",
     }
 )
 
 _KINDS: Final = frozenset({Guard.INLINE_OR_OUTBOX, Guard.PHASED, Guard.WORKER_BEGAN, Guard.WORKER_NEVER_BEGAN})
-"""Guards that tell rows apart by what the record is, which no operator can change."""
+"""Guards that distinguish rows by the kind of record, which no operator can change."""
 
 _SOME_ANSWER: Final = Completed(StoredResponse(200, (), b""), Outcome.SUCCESS)
 
 
 def _best_commands(record: Record, lag: Duration) -> Iterator[tuple[OperatorCommand, str]]:
-    """Each order with the most favourable input, and the options that have to be typed for it; the simplest first."""
+    """Each order with the most favourable input, and the options to type for it; the simplest first."""
     phased = record.effects is Effects.PHASED
     for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD):
         if order is Order.DISCARD and record.effects is not Effects.OUTBOX:
@@ -480,5 +480,5 @@ def _best_commands(record: Record, lag: Duration) -> Iterator[tuple[OperatorComm
 
 
 def recovery_point_after(move: Move) -> str:
-    """The recovery point of the record as the move leaves it."""
+    """The recovery point of the record after the move."""
     return recovery_point(move.memo or move.seen.memo)

@@ -1,6 +1,6 @@
-"""How long to wait before the next try.
+"""Backoff: how long to wait before the next attempt.
 
-Waits have full jitter. Seconds are floats here: these are waits of a worker, no instants of a store.
+Waits have full jitter. Seconds are floats here: these are waits of a worker, not instants of a store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MOST_DOUBLINGS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The envelope of waits: `floor` <= wait <= `cap`, or what the server asks for, up to `longest`."""
+    """The bounds of waits: `floor` <= wait <= `cap`, or the time that the server requests, up to `longest`."""
 
     base: float = 0.5
     cap: float = 8.0
@@ -31,8 +31,8 @@ class Backoff:
     def wait(self, failures: int, chance: float, *, asked: float | None = None) -> float:
         """Seconds to wait after so many failures; `chance` is a random number from 0 to 1.
 
-        The client does not ask again before the time that the server named. The jitter is added to that time, so that
-        not all clients come back at once.
+        The next attempt does not begin before the time that the server requested. The jitter is added to that time, so
+        that not all clients return at once.
         """
         luck = min(max(chance, 0.0), 1.0)
         doublings = min(max(failures, 0), _MOST_DOUBLINGS)

@@ -1,7 +1,7 @@
-"""The catalogue of refusals: for every `Code` one problem, and the three shapes of its body.
+"""The catalogue of refusals: one problem for every `Code`, and the three formats of its body.
 
-An HTTP client gets a status and a body, and no body ever repeats the key, the fingerprint or anything else of the
-request. The caller of a protected function gets an exception instead: see `core.not_run`.
+An HTTP client receives a status and a body, and no body repeats the key, the fingerprint or any other part of the
+request. An exception is raised to the caller of a protected function instead: see `core.not_run`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Problem:
     stripe_message: str = ""
     fault_description: str = ""
     waiting_helps: bool = False
-    """Whether the answer says by `Retry-After` when to ask again."""
+    """Whether the response has `Retry-After`."""
     retryable: bool = False
-    """Whether the same request with the same key may get another answer later."""
+    """Whether the same request with the same key may receive another response later."""
 
     def status_in(self, flavor: Flavor) -> int:
         """The status in the chosen flavor."""
@@ -65,8 +65,8 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             slug="key-missing",
             status=400,
             title="Idempotency-Key is missing",
-            detail="This operation needs an Idempotency-Key header: make a new random key before the first "
-            "try and send the same key with every retry.",
+            detail="This operation needs an Idempotency-Key header: create a new random key before the first "
+            "attempt and send the same key with every retry.",
             fault_code="IDEMPOTENCY_KEY_MISSING",
             stripe_type=_THEIRS,
         ),
@@ -74,7 +74,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             slug="key-malformed",
             status=400,
             title="Idempotency-Key is malformed",
-            detail="The Idempotency-Key header does not hold one key in the documented form.",
+            detail="The Idempotency-Key header does not contain one key in the documented form.",
             fault_code="IDEMPOTENCY_KEY_MALFORMED",
             stripe_type=_THEIRS,
         ),
@@ -82,15 +82,15 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             slug="body-invalid",
             status=400,
             title="Request body cannot be compared",
-            detail="The body has no unambiguous meaning, so a retry could not be told from another request.",
+            detail="The body is ambiguous, so a retry could not be distinguished from another request.",
             fault_code="IDEMPOTENCY_BODY_INVALID",
             stripe_type=_THEIRS,
         ),
         Code.BODY_LENGTH_MISSING: Problem(
             slug="body-length-missing",
             status=411,
-            title="Request body does not say how long it is",
-            detail="The server of this API does not show it a body that is sent in chunks, so nothing was executed. "
+            title="Request body has no declared length",
+            detail="The server of this API does not accept a body that is sent in chunks, so nothing was executed. "
             "Send the request again with a Content-Length and the same key.",
             fault_code="IDEMPOTENCY_BODY_LENGTH_MISSING",
             stripe_type=_THEIRS,
@@ -124,7 +124,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             # The published wording of the fault envelope is part of its contract.
             fault_description="An Idempotency-Key may not be reused with a different request body.",
             stripe_type=_OURS,
-            # What Stripe's clients and their authors know this refusal by, less the key that Stripe repeats in it.
+            # The wording of Stripe's API, without the key that Stripe repeats in it.
             stripe_message="Keys for idempotent requests can only be used with the same parameters they were first "
             "used with. Try using another key if you meant to execute a different request.",
         ),
@@ -146,8 +146,8 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             slug="outcome-unknown",
             status=409,
             title="The outcome for this Idempotency-Key is not known yet",
-            detail="The operation may have been executed; it is being found out and will not be run again "
-            "meanwhile. Ask again with the same key, and do not use a new one.",
+            detail="The operation may have been executed; its outcome is being resolved, and until then it is not run "
+            "again. Retry with the same key, and do not use a new one.",
             fault_code="IDEMPOTENCY_OUTCOME_UNKNOWN",
             stripe_type=_OURS,
             waiting_helps=True,
@@ -156,9 +156,9 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
         Code.RESPONSE_NOT_STORED: Problem(
             slug="response-not-stored",
             status=409,
-            title="The operation is done, its response was not kept",
-            detail="The operation was executed once, and its response was too large to be kept. Read the "
-            "result where Location points; a retry gets this answer again.",
+            title="The operation is done, but its response was not stored",
+            detail="The operation was executed once, and its response was too large to store. Read the "
+            "result where Location points; a retry receives this response again.",
             fault_code="IDEMPOTENCY_RESPONSE_NOT_STORED",
             stripe_type=_OURS,
         ),
@@ -194,8 +194,8 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             slug="record-unreadable",
             status=500,
             title="The key's record cannot be read",
-            detail="This key was used before, and the server cannot read what became of that request. Nothing was "
-            "executed now. Do not send the operation with a new key before its operators have found out.",
+            detail="This key was used before, and the server cannot read the outcome of that request. Nothing was "
+            "executed now. Do not send the operation with a new key until its operators know the outcome.",
             fault_code="IDEMPOTENCY_RECORD_UNREADABLE",
             stripe_type=_BROKEN,
         ),
@@ -211,8 +211,8 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
         Code.TIMED_OUT: Problem(
             slug="timed-out",
             status=408,
-            title="The operation was not begun in time",
-            detail="The request was accepted, and no worker began its work before it expired. Nothing was executed, "
+            title="The operation did not begin in time",
+            detail="The request was accepted, but no worker began it before it expired. Nothing was executed, "
             "and nothing will be. Send it again with a new key.",
             fault_code="IDEMPOTENCY_REQUEST_TIMED_OUT",
             stripe_type=_OURS,
@@ -222,7 +222,7 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
             status=429,
             title="Too many new keys or look-ups",
             detail="The request was not executed, because too many keys are used at once. Wait for as long as "
-            "Retry-After says, then retry with the same key; keys that are known already are still answered.",
+            "Retry-After says, then retry with the same key; known keys still receive their responses.",
             fault_code="IDEMPOTENCY_RATE_LIMITED",
             stripe_type=_THEIRS,
             stripe_code="rate_limit",
@@ -240,36 +240,36 @@ PROBLEMS: Final[Mapping[Code, Problem]] = MappingProxyType(
         ),
     }
 )
-"""Every code has its problem; a test checks it."""
+"""The problem for each code; a test checks that none is missing."""
 
 
 def wait_of(refusal: Refuse, policy: Policy) -> int:
-    """Whole seconds after which the client may get another answer."""
+    """Whole seconds after which the client may receive another response."""
     if refusal.retry_after is not None:
         return max(1, refusal.retry_after)
-    # Before the reconciler's next question to the provider, the answer cannot change.
+    # Before the reconciler's next query to the provider, the response cannot change.
     return -(-micros(policy.reconcile_interval) // SECOND) if refusal.code is Code.OUTCOME_UNKNOWN else 1
 
 
 def type_of(code: Code, policy: Policy) -> str:
-    """The URI that names this kind of problem, and no other (RFC 9457, 3.1.1)."""
+    """The URI that identifies this kind of problem (RFC 9457, 3.1.1)."""
     return f"{policy.problem_types}{PROBLEMS[code].slug}"
 
 
 def documentation_of(code: Code, policy: Policy) -> str:
-    """Where this kind of problem is described for people."""
+    """The URL of the documentation of this kind of problem."""
     return f"{policy.docs_url}#{PROBLEMS[code].slug}"
 
 
 def render(
     code: Code, status: int, policy: Policy, *, detail: str = "", fault_id: str = "", trace_id: str = ""
 ) -> ProblemBody:
-    """The body of a refusal in the format that the policy asks for."""
+    """The body of a refusal in the format of the policy."""
     detail_text = detail or PROBLEMS[code].detail
     match policy.error_format:
         case ErrorFormat.CODE:
             return _page(JSON, {"code": code.value})
-        # Waiting is no error: a 202 is neither a fault nor a problem, whatever errors look like.
+        # Waiting is not an error: a 202 is neither a fault nor a problem, whatever the format of errors.
         case ErrorFormat.PROBLEM | ErrorFormat.FAULT if status == _ACCEPTED:
             return _page(JSON, _members(code, status, policy, detail_text, ""))
         case ErrorFormat.PROBLEM:
@@ -282,7 +282,7 @@ def render(
 
 def _members(code: Code, status: int, policy: Policy, detail_text: str, fault_id: str) -> dict[str, object]:
     problem = PROBLEMS[code]
-    # The id of this occurrence: a client quotes it, and the log line has the same.
+    # The id of this occurrence: a client quotes it, and the log line has the same id.
     occurrence = {"instance": UUID(fault_id).urn} if fault_id else {}
     members: dict[str, object] = {
         "type": type_of(code, policy),
@@ -294,7 +294,7 @@ def _members(code: Code, status: int, policy: Policy, detail_text: str, fault_id
         "code": code.value,
     }
     if policy.flavor is Flavor.STRIPE:
-        # An extension member in the place where clients of that flavor look for their error's type.
+        # An extension member where clients of that flavor look for the type of the error.
         members["error"] = {
             "type": problem.stripe_type,
             "code": problem.stripe_code or code.value,

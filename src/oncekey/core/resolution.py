@@ -1,9 +1,9 @@
-"""What a provider says about a call of unknown outcome, and from when on it counts as a fact (U1-U3, H5).
+"""What a provider reports about a call of unknown outcome, and when its report counts as a fact (U1-U3, H5).
 
-"Executed" and "finally refused" are facts whenever they arrive. "I know nothing of it" is only an observation. It
-becomes a fact if no process can send the call any more, and the question must have *begun* after that.
+"Executed" and "finally refused" are facts whenever they arrive. "Not found" is only an observation. It
+becomes a fact if no process can send the call any more, and the query must have *begun* after that.
 
-A webhook brings it in a signed message: `t=1700000000,v1=<hex>`, a keyed hash over the time and the body. A signature
+A webhook is a signed message: `t=1700000000,v1=<hex>`, a keyed hash over the time and the body. A signature
 proves who sent a message and when, not that the message is new: the receiver stores event ids for that.
 """
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from uuid import UUID
 
 EXHAUSTED: Final = "reconcile_exhausted"
-"""Why the reconciler stopped asking: it asked the provider often enough, and an operator has to decide."""
+"""Why the reconciler stopped: it queried the provider as often as it may, and an operator has to decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """It was done. `result` is the answer for the client (INLINE, OUTBOX) or the result of the open call (PHASED)."""
+    """The call was executed. `result`: the client's response (INLINE, OUTBOX) or the open call's result (PHASED)."""
 
     result: Any = None
     provider_id: str | None = None
@@ -37,7 +37,7 @@ class Executed:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """It was finally refused: the client gets this no, or the phased handler a `RejectedError` with this value."""
+    """The call was finally refused: the client receives `value`, or the phased handler a `RejectedError` with it."""
 
     result: Any = None
     provider_id: str | None = None
@@ -45,14 +45,14 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class NotExecuted:
-    """The provider knows nothing of it. `closed`: and never will, because its reference was closed there."""
+    """The provider does not have the call. `closed`: and never will, because its reference was closed there."""
 
     closed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Ask again later."""
+    """The provider cannot tell yet: query it again later."""
 
     why: str = "still_unknown"
 
@@ -74,14 +74,14 @@ class AnnouncedCall:
 
 
 class EvidenceVerdict(StrEnum):
-    """How evidence compares with its record."""
+    """The result of comparing evidence with its record."""
 
     SETTLED = "settled"
     """It settled its record."""
     AGREES = "agrees"
-    """The record says the same by itself."""
+    """The record already had the same outcome."""
     CONTRADICTS = "contradicts"
-    """The record says otherwise: an operator has to look."""
+    """The record has another outcome: an operator has to check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The times that "not executed" has to wait for after the last sign of the owner."""
+    """The times after the owner's last activity before "not executed" counts."""
 
     lag: Duration
     """How long a provider may take until it can find a call that it has executed."""
@@ -139,7 +139,7 @@ def wait_span(record: Record, patience: Patience) -> Duration:
 
 
 def not_before(record: Record, patience: Patience, first: Sight) -> Instant:
-    """The earliest instant of the store at which the question may begin.
+    """The earliest instant of the store at which the query may begin.
 
     An INLINE owner's lease had ended before any actor saw the record in doubt, so the first sight is a bound.
     """
@@ -150,16 +150,16 @@ def not_before(record: Record, patience: Patience, first: Sight) -> Instant:
 
 
 def has_waited(record: Record, patience: Patience, first: Sight, asked: Sight) -> bool:
-    """Whether "the provider knows nothing of it" is a fact, if the question began at `asked` (U1, F34).
+    """Whether "the provider does not have it" is a fact, if the query began at `asked` (U1, F34).
 
-    Both the store's clock and the asker's own are compared: the store's may have been set in the meantime.
+    Both the store's clock and the actor's own are compared: the store's may have been set in the meantime.
     """
     by_store = asked.store >= not_before(record, patience, first)
     return by_store and asked.boot - first.boot >= wait_span(record, patience)
 
 
 def still_to_wait(record: Record, patience: Patience, first: Sight, asked: Sight) -> Duration:
-    """How long until `has_waited`, so that the reconciler does not ask too early."""
+    """How long until `has_waited`, so that the reconciler does not query too early."""
     by_store = not_before(record, patience, first) - asked.store
     return max(by_store, wait_span(record, patience) - (asked.boot - first.boot), 0)
 
@@ -172,7 +172,7 @@ def is_about(record: Record, downstream_key: str) -> bool:
 
 
 def known_outcome(record: Record, phase: str) -> Outcome | None:
-    """The outcome that the record itself has for a call; None: none yet."""
+    """The outcome of a call according to the record; None: none yet."""
     for entry in record.memo:
         if entry.name == phase:
             return Outcome.FAILURE if is_rejection(entry) or was_not_sent(entry) else Outcome.SUCCESS
@@ -189,14 +189,14 @@ _MOST_DIGESTS: Final = 10
 
 
 def sign(body: bytes, secret: bytes, at: int) -> str:
-    """The header's value for a body that is sent at a second of the epoch."""
+    """The header's value for a body that is sent at this second since the epoch."""
     return f"t={at},v1={_digest(body, secret, at)}"
 
 
 def is_genuine(
     header: str, body: bytes, secrets: tuple[bytes, ...], now: float, tolerance: float = SIGNATURE_TOLERANCE
 ) -> bool:
-    """Whether one of the secrets signed the body not too long ago; every secret is tried, at the same speed."""
+    """Whether one of the secrets signed the body recently; every secret is tried, in constant time."""
     time, digests = _parts(header)
     if time is None or abs(now - time) > tolerance:
         return False
@@ -214,7 +214,7 @@ def _parts(header: str) -> tuple[int | None, list[str]]:
             times.append(int(value))
         elif name == "v1" and _DIGEST.fullmatch(value):
             digests.append(value)
-    # Two times leave open which of them was signed.
+    # With two times it is not clear which of them was signed.
     return (times[0] if len(times) == 1 else None), digests[:_MOST_DIGESTS]
 
 

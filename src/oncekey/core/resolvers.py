@@ -1,4 +1,4 @@
-"""Resolvers: the functions that ask a provider what became of a call, and what goes in and out of them."""
+"""Resolvers: the functions that look up the outcome of a call at its provider, with their arguments and results."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ __all__ = ["Executed", "NotExecuted", "Question", "Rejected", "Resolver", "Resol
 F = TypeVar("F", bound=Callable[..., Any])
 
 DECLINED = 402
-"""The status of a decline that is given as plain data."""
+"""The status of a decline that is plain data."""
 _ERRORS = 400
 _ROOM = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a resolver is asked: what became of this call? Look it up at the provider by `downstream_key`."""
+    """The argument of a resolver: the call to look up at the provider, by `downstream_key`."""
 
     operation: str
     scope: str = field(repr=False)
     key: str = field(repr=False)
     downstream_key: str | None = field(repr=False)
-    """Of the open call; for INLINE that of the `call` that the resolver was registered for."""
+    """The key of the open call; for INLINE that of the `call` that the resolver was registered for."""
     phase: str | None
     """The name of the open call."""
     payload: Any = field(repr=False)
-    """Of the parcel, for OUTBOX; None else."""
+    """The payload of the parcel, for OUTBOX; else None."""
     intent: Intent | None = field(repr=False)
     attempts: int
-    """How often the handler was begun."""
+    """How often the handler started."""
     tries: int
-    """How often the provider was asked before."""
+    """How often the provider was queried before."""
     asked_at: Instant
-    """The store's clock, in microseconds, before the question."""
+    """The store's clock, in microseconds, before the query."""
     effects: Effects
 
 
@@ -60,9 +60,9 @@ class Resolver:
     function: Callable[[Question], Any]
     blocking: bool
     call: str | None = None
-    """The name that an INLINE handler asks its downstream key for."""
+    """The name for which an INLINE handler requests its downstream key."""
     answer: Callable[[Question, Any], Any] | None = None
-    """Makes the operation's own answer of what a webhook brings."""
+    """Converts a webhook's object to the operation's own response."""
 
 
 class Resolvers:
@@ -76,18 +76,18 @@ class Resolvers:
     ) -> Callable[[F], F]:
         """Register the decorated function for an operation; `def` functions are called in a thread.
 
-        It is given a `Question` and answers `Executed`, `Rejected`, `NotExecuted` or `Undecided`; if it raises, it is
-        asked again later. `call` is for INLINE handlers: the name in `op.downstream_key(name)`, so that webhooks and
-        the ledger find their records, which announce no calls. `answer` is for webhooks, which know the provider's
-        object and not our operation: it is given the question and what `parse` gave, and returns what this operation
-        gives, a `Reply` or, for PHASED, the result of the call. It does no I/O.
+        It receives a `Question` and returns `Executed`, `Rejected`, `NotExecuted` or `Undecided`; if it raises, it is
+        called again later. `call` is for INLINE handlers: the name in `op.downstream_key(name)`, so that webhooks and
+        the ledger find their records, which announce no calls. `answer` is for webhooks, which have the provider's
+        object and not our operation: it receives the question and the result of `parse`, and returns the result of
+        this operation: a `Reply` or, for PHASED, the result of the call. It does no I/O.
         """
         if not operation:
-            raise ConfigurationError('a resolver is for an operation: @once.resolver("create_payment")')
+            raise ConfigurationError('a resolver needs the name of an operation: @once.resolver("create_payment")')
 
         def register(function: F) -> F:
             if operation in self._resolvers:
-                raise ConfigurationError(f"two resolvers are registered for {operation!r}: one of them has to go")
+                raise ConfigurationError(f"two resolvers are registered for {operation!r}: remove one of them")
             blocking = not inspect.iscoroutinefunction(function)
             self._resolvers[operation] = Resolver(operation, function, blocking, call, answer)
             return function
@@ -96,12 +96,12 @@ class Resolvers:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All operations that have one, sorted."""
+        """All operations that have a resolver, sorted."""
         return tuple(sorted(self._resolvers))
 
     @property
     def inline_calls(self) -> Mapping[str, str]:
-        """By operation, the name of the call that an INLINE handler makes."""
+        """Operation -> name of the call that its INLINE handler makes."""
         return {name: one.call for name, one in self._resolvers.items() if one.call is not None}
 
     def get(self, operation: str) -> Resolver | None:
@@ -111,17 +111,17 @@ class Resolvers:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a webhook tells: a resolution of the call that the provider knows by one of these names."""
+    """The content of a webhook: a resolution of the call that has one of these names at the provider."""
 
     resolution: Resolution
     downstream_key: str | None = None
     provider_id: str | None = None
     event_id: str | None = None
-    """What the provider numbers its events by; without it a repetition is recognised by its content."""
+    """The provider's id of the event; without it a repetition is recognised by its content."""
 
 
 def question_of(record: Record, resolver: Resolver, payload: Any, now: Instant) -> Question:  # noqa: ANN401
-    """What is asked about a record."""
+    """The question about a record."""
     return Question(
         operation=record.operation,
         scope=record.id.scope,
@@ -138,7 +138,7 @@ def question_of(record: Record, resolver: Resolver, payload: Any, now: Instant) 
 
 
 def answered(resolution: Executed | Rejected, resolver: Resolver, question: Question) -> Executed | Rejected:
-    """What a webhook brought, as the operation itself would have answered."""
+    """The resolution of a webhook, converted to the operation's own response."""
     if resolver.answer is None:
         return resolution
     try:
@@ -146,12 +146,12 @@ def answered(resolution: Executed | Rejected, resolver: Resolver, question: Ques
     except BaseException as error:  # noqa: BLE001  (whatever the application's function raises)
         cause = contained(error)
         raise ResultNotStorableError(
-            f"the answer of {question.operation} cannot be made of what a webhook brought: {type(error).__name__}"
+            f"the webhook's result could not be converted to a response of {question.operation}: {type(error).__name__}"
         ) from cause
 
 
 def called_by(record: Record, call: str | None) -> str | None:
-    """The name that the provider knows a record's open call by."""
+    """The name of a record's open call at the provider."""
     if record.intent is not None:
         return record.intent.downstream_key
     if record.effects is Effects.INLINE and call is not None:
@@ -178,7 +178,7 @@ def to_text(resolution: Resolution, policy: Policy) -> str:
 
 
 def from_text(text: str) -> Resolution:
-    """The resolution of a stored form; `RecordUnreadableError` if it is sealed under a key that is not there."""
+    """The resolution of a stored form; `RecordUnreadableError` if it is sealed under a missing key."""
     memo.check_text(text)
     shape = json.loads(text)
     match shape["kind"]:
@@ -196,7 +196,7 @@ def from_text(text: str) -> Resolution:
 def command_of(
     resolution: Executed | Rejected | NotExecuted, record: Record, policy: Policy, why: str
 ) -> OperatorCommand:
-    """What is to be done about a record if this is true; what cannot be stored raises `ResultNotStorableError`."""
+    """The command for a record with this resolution; raises `ResultNotStorableError` if it cannot be stored."""
     if isinstance(resolution, NotExecuted):
         return OperatorCommand(Order.NOT_EXECUTED, why, closed=resolution.closed)
     declined = isinstance(resolution, Rejected)
@@ -207,9 +207,9 @@ def command_of(
 
 
 def _result(resolution: Executed | Rejected, policy: Policy) -> str:
-    """The result of the open call as the handler finds it when it resumes (H5)."""
+    """The stored result of the open call, which the handler reads when it resumes (H5)."""
     if isinstance(resolution.result, Reply):
-        raise ResultNotStorableError("a phased handler computes its answer itself: give the call's result, no Reply")
+        raise ResultNotStorableError("a PHASED handler computes the response: return the call's result, not a Reply")
     text = memo.encode(resolution.result, policy.max_result_bytes)
     if isinstance(resolution, Executed):
         return text
@@ -220,11 +220,11 @@ def _answer(resolution: Executed | Rejected, policy: Policy) -> Completed:
     if isinstance(resolution, Executed):
         reply = reply_of(resolution.result)
         if not reply.is_final:
-            raise ResultNotStorableError(f"{reply.status} says 'not now', which is no answer for good: use Undecided")
+            raise ResultNotStorableError(f"{reply.status} means 'not now', which is not final: return Undecided")
         failed = reply.status >= _ERRORS
         return Completed(reply.stored(policy), Outcome.FAILURE if failed else Outcome.SUCCESS)
     given = resolution.result
     reply = given if isinstance(given, Reply) else Reply(DECLINED, given)
     if reply.status < _ERRORS:
-        raise ResultNotStorableError(f"a decline is answered by an error, and {reply.status} is none")
+        raise ResultNotStorableError(f"a decline needs an error status, not {reply.status}")
     return Completed(reply.stored(policy), Outcome.FAILURE)

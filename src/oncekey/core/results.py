@@ -1,7 +1,7 @@
-"""What a call returns, by a declaration: `op.call(..., result=Charge)` (H1).
+"""Declared results of calls, `op.call(..., result=Charge)`: conversion and checks (H1).
 
-A declaration is a type (`int`, `list[str]`, a `TypedDict`), a dataclass, a pydantic model or a function. What is stored
-stays plain data; the handler's value is made from the stored form, on the first run and on every later one.
+A declaration is a type (`int`, `list[str]`, a `TypedDict`), a dataclass, a pydantic model or a function. Plain data is
+stored; the handler's value is created from the stored form, on the first run and on every later one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _READ: Final[Mapping[type, Callable[[Any], Any]]] = types.MappingProxyType(
         date: date.fromisoformat,
     }
 )
-"""Types that JSON does not have are read from text, so that an operator can type them."""
+"""Types that JSON lacks are read from text, so that an operator can type them."""
 
 
 class _Misfit(Exception):  # noqa: N818  (it never leaves this module)
-    """A value is not what was declared, and where."""
+    """A value does not fit its declaration, and where."""
 
     def __init__(self, sentence: str, place: str = "") -> None:
         super().__init__(sentence)
@@ -43,10 +43,10 @@ class _Misfit(Exception):  # noqa: N818  (it never leaves this module)
 
 
 def fitted(value: Any, declared: Any) -> Any:  # noqa: ANN401  (whatever was declared)
-    """The value converted to what was declared.
+    """The value, converted to its declaration.
 
     Raises:
-        ResultInvalidError: It is something else. The message says where, and quotes no value: those are clients' data.
+        ResultInvalidError: It does not fit. The message names the place and no value: values are clients' data.
     """
     try:
         return _declared(value, declared)
@@ -56,7 +56,7 @@ def fitted(value: Any, declared: Any) -> Any:  # noqa: ANN401  (whatever was dec
 
 
 def plain_of(value: Any) -> Any:  # noqa: ANN401  (whatever a call returned)
-    """Models and dataclasses, at any depth, as plain data that can be stored."""
+    """A value with models and dataclasses, at any depth, as plain data that can be stored."""
     if hasattr(type(value), "model_dump"):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -67,7 +67,7 @@ def plain_of(value: Any) -> Any:  # noqa: ANN401  (whatever a call returned)
 
 
 def name_of(declared: Any) -> str:  # noqa: ANN401  (whatever was declared)
-    """A declaration in a sentence."""
+    """The name of a declaration, for messages."""
     return _NAMES.get(declared) or getattr(declared, "__qualname__", None) or str(declared)
 
 
@@ -98,7 +98,7 @@ def _declared(value: Any, declared: Any) -> Any:  # noqa: ANN401  (one line for 
         return _of_type(value, declared)
     if callable(declared):
         return _by_function(value, declared)
-    raise _Misfit(f"{declared!r} is no type and no function")
+    raise _Misfit(f"{declared!r} is neither a type nor a function")
 
 
 def _simple(value: Any, kind: type) -> Any:  # noqa: ANN401
@@ -137,7 +137,7 @@ def _generic(value: Any, origin: Any, given: tuple[Any, ...], declared: Any) -> 
         if not isinstance(value, Mapping):
             raise _Misfit(f"it is {_kind_of(value)}, and an object was declared")
         return {name: _at(f".{name}", one, given[1]) for name, one in value.items()}
-    raise _Misfit(f"{declared} is more than can be checked: declare a function")
+    raise _Misfit(f"{declared} cannot be checked: declare a function")
 
 
 def _first_of(value: Any, kinds: tuple[Any, ...]) -> Any:  # noqa: ANN401
@@ -147,7 +147,7 @@ def _first_of(value: Any, kinds: tuple[Any, ...]) -> Any:  # noqa: ANN401
             return _declared(value, kind)
         except _Misfit as misfit:
             misfits.append(misfit)
-    raise max(misfits, key=lambda misfit: len(misfit.place))  # the alternative that fitted farthest
+    raise max(misfits, key=lambda misfit: len(misfit.place))  # the alternative that matched most
 
 
 def _list(value: Any, origin: Any, given: tuple[Any, ...]) -> Any:  # noqa: ANN401
@@ -176,7 +176,7 @@ def _dataclass(value: Any, declared: type) -> Any:  # noqa: ANN401
 
 def _typed_dict(value: Any, declared: Any) -> Any:  # noqa: ANN401
     hints = get_type_hints(declared, include_extras=True)
-    # From the hints, because `__required_keys__` is wrong where annotations are text.
+    # From the hints, because `__required_keys__` is wrong if annotations are text.
     given = _members(value, set(hints), {name for name, hint in hints.items() if _is_needed(hint, declared)})
     return {name: _at(f".{name}", one, hints[name]) for name, one in given.items()}
 
@@ -191,7 +191,7 @@ def _members(value: Any, known: set[str], needed: set[str]) -> Mapping[str, Any]
         raise _Misfit(f"it is {_kind_of(value)}, and an object was declared")
     if missing := sorted(needed - set(value)):
         raise _Misfit(f"{', '.join(missing)} is missing")
-    # A provider may add members at any time, so what was not declared is not wrong.
+    # A provider may add members at any time, so undeclared ones are allowed.
     return {name: one for name, one in value.items() if name in known}
 
 
@@ -216,7 +216,7 @@ def _by_function(value: Any, declared: Callable[[Any], Any]) -> Any:  # noqa: AN
     try:
         return declared(value)
     except Exception as error:  # noqa: BLE001  (whatever it raises means that the value is not what it takes)
-        # An error's text may quote the value, and this sentence is logged.
+        # The text of an error may quote the value, and this sentence is logged.
         raise _Misfit(f"it raised {type(error).__name__}") from None
 
 
@@ -224,7 +224,7 @@ def _tried(make: Callable[[Any], Any], value: Any, kind: Any) -> Any:  # noqa: A
     try:
         return make(value)
     except (TypeError, ValueError, InvalidOperation):
-        raise _Misfit(f"it is {_kind_of(value)} that is no {name_of(kind)}") from None
+        raise _Misfit(f"it is {_kind_of(value)} that is not a valid {name_of(kind)}") from None
 
 
 def _kind_of(value: Any) -> str:  # noqa: ANN401

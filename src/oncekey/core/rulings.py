@@ -1,8 +1,8 @@
-"""RULINGS: which answer a request gets, by the situation of the record and whether it is the same request.
+"""RULINGS: what a request receives, by the situation of its key's record and whether it is the same request.
 
-`situate` looks at the state first, so an unfinished record never counts as expired (P6). The fingerprint is compared
-before anything else is considered, in every live situation: a different request never takes a lease,
-never resumes work and never learns more than that the key is taken.
+`situate` checks the state first, so an unfinished record never counts as expired (P6). In every live situation the
+fingerprint is compared before anything else: a different request never takes a lease,
+never resumes work, and learns only that the key is taken.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ if TYPE_CHECKING:
 
 
 class Situation(StrEnum):
-    """What a record means to a request that meets it."""
+    """The condition of a record for a request that finds it."""
 
     ABSENT = "absent"
     """The key has no record."""
     PENDING = "pending"
     """The request was accepted, and waits for a worker."""
     LIVE = "live"
-    """An owner is executing it, and its lease has not run out."""
+    """An owner is executing it, and its lease has not expired."""
     STALE = "stale"
-    """An owner began it, and let its lease run out: it crashed, hangs or cannot reach the store."""
+    """An owner began it, and its lease has expired: the owner crashed, hangs or cannot reach the store."""
     COMPLETED = "completed"
-    """It has ended, and the record has the answer."""
+    """It has ended, and the record has the response."""
     RETRYABLE = "retryable"
-    """It failed in a way that a retry may mend: the next request with the key may execute it."""
+    """It failed, and a retry may succeed: the next request with the key may execute it."""
     UNKNOWN = "unknown"
     """It may have been executed, and no retry may execute it again."""
     EXPIRED = "expired"
-    """It has ended, and the time for which its answer is kept is over."""
+    """It has ended, and its response is no longer kept."""
 
 
 class Ruling(StrEnum):
-    """What the flow does about a situation."""
+    """What the flow does in a situation."""
 
     CLAIM = "claim"
     REFUSE_IN_PROGRESS = "refuse_in_progress"
@@ -93,14 +93,14 @@ RULINGS: Mapping[Situation, Mapping[bool, Ruling]] = MappingProxyType(
 
 
 def situate(record: Record | None, now: Instant) -> Situation:
-    """Name the situation. Time alone never turns an unfinished record into a free key (P6, F3)."""
+    """The situation of a record. Time alone never turns an unfinished record into a free key (P6, F3)."""
     if record is None:
         return Situation.ABSENT
     match record.state:
         case State.PENDING:
             return Situation.PENDING
         case State.IN_PROGRESS:
-            # An outbox record that a worker owns has no lease of its own: the parcel's lease decides (O1).
+            # An outbox record that a worker owns has no separate lease: the parcel's lease decides (O1).
             over = record.lease_until is not None and record.lease_until <= now
             return Situation.STALE if over else Situation.LIVE
         case State.COMPLETED:
@@ -125,7 +125,7 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Supersede:
-    """Try to start the expired `seen` anew."""
+    """Try to begin a new incarnation in the row of the expired `seen`."""
 
     seen: Record
 
@@ -144,32 +144,32 @@ class ClaimAgain:
 
 
 Next = Proceed | Replay | Refuse | TakeOver | Supersede | MarkUnknown | ClaimAgain
-"""What the flow does with a snapshot: give an answer, or try one more compare-and-swap."""
+"""What the flow does with a snapshot: end with a verdict, or try one more compare-and-swap."""
 
 LEASE_RAN_OUT = "in_progress_lock_expired"
-"""The error code of a record whose owner let its lease run out."""
+"""The error code of a record whose owner's lease expired."""
 FAILED_BY_LEASE = "failed_lock_expired"
-"""The same for a route with `on_lease_expired="fail"`: no resolver is asked, and an operator has to look at once."""
+"""The same with `on_lease_expired="fail"`: no resolver is called, and an operator has to check at once."""
 
 
 def lease_error(record: Record) -> str:
-    """The error code of a record that is swept or doubted because its lease ran out."""
+    """The error code of a record that is swept or doubted because its lease expired."""
     return FAILED_BY_LEASE if record.recovery is Recovery.FAIL else LEASE_RAN_OUT
 
 
 def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSITIONS) -> Next:
-    """The answer to a request, or the write that must be tried before there is one."""
+    """The verdict for a request, or the write that must be tried before there is one."""
     record, now = snapshot.record, snapshot.now
     situation = situate(record, now)
     if record is None:
         return ClaimAgain()
     if record.state is State.IN_PROGRESS and record.owner == claim.owner:
-        # Our own claim: it was made, and only the reply was lost (P7).
+        # Our own claim: it was written, and only the reply was lost (P7).
         return Proceed(Lease.of(record), record, now)
     ruling = RULINGS[situation][same(record.fingerprint, claim.fingerprint)]
     match ruling:
         case Ruling.CLAIM:
-            # Not reached: only a key without a record is ABSENT, and that has returned above.
+            # Not reached: only a key without a record is ABSENT, which has returned above.
             return ClaimAgain()
         case Ruling.REFUSE_IN_PROGRESS:
             return Refuse(Code.IN_PROGRESS, retry_after=_retry_after(record, now), record=record)
@@ -194,7 +194,7 @@ def rule(snapshot: Snapshot, claim: Claim, policy: Policy, table: Table = TRANSI
 def rule_finished(
     finished: Record | Finished, now: Instant, fingerprint: str, policy: Policy
 ) -> Replay | Refuse | None:
-    """What `rule` says of a completed record, from the part a repeat has read. None: it expired and the key is free."""
+    """`rule` for a completed record, from the part that a repeat has read. None: it expired and the key is free."""
     situation = Situation.EXPIRED if is_past_expiry(finished, now) else Situation.COMPLETED
     ruling = RULINGS[situation][same(finished.fingerprint, fingerprint)]
     if ruling is Ruling.REPLAY:
@@ -209,7 +209,7 @@ def rule_finished(
 
 
 def rule_held(held: Held, now: Instant, fingerprint: str) -> Refuse | None:
-    """The refusal for a key that a front knows to be in progress. None: it is another request, so ask the store."""
+    """The refusal for a key that is in progress according to a front. None: another request, so read the store."""
     if not same(held.fingerprint, fingerprint):
         return None
     left = 0 if held.lease_until is None else held.lease_until - now
@@ -217,12 +217,12 @@ def rule_held(held: Held, now: Instant, fingerprint: str) -> Refuse | None:
 
 
 def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
-    """The answer to a request whose own settlement was not written (P3, L2, P7)."""
+    """The verdict for a request whose own settlement was not written (P3, L2, P7)."""
     record, now = snapshot.record, snapshot.now
     if record is None:
         return UNAVAILABLE
     if record.incarnation != lease.incarnation:
-        return Refuse(Code.OUTCOME_UNKNOWN)  # another request's record says nothing about ours
+        return Refuse(Code.OUTCOME_UNKNOWN)  # another request's record proves nothing about ours
     match record.state:
         case State.COMPLETED:
             return _replay(record, now)
@@ -235,27 +235,27 @@ def answer_from(snapshot: Snapshot, lease: Lease) -> Verdict:
 
 
 def doubtful(record: Record, now: Instant) -> Refuse:
-    """The refusal for an unknown outcome. `Retry-After` points to the next question to the provider, not before it."""
+    """The refusal for an unknown outcome. `Retry-After` does not end before the next query to the provider."""
     after = record.reconcile_after
     wait = None if after is None or after <= now else retry_after(after - now, running_for=after - now)
     return Refuse(Code.OUTCOME_UNKNOWN, retry_after=wait, record=record)
 
 
 def _replay(record: Record, now: Instant) -> Replay:
-    """The stored answer, if it can be read."""
+    """The replay of the stored response, if it can be read."""
     if record.response is not None:
         check_open(record)
     return Replay(record, now)
 
 
 def _check_steps(record: Record) -> None:
-    """Refuse to go on with a record whose steps cannot be read."""
+    """Refuse to resume a record whose steps cannot be read."""
     if record.memo:
         check_steps(record)
 
 
 def _recover(record: Record, now: Instant, policy: Policy, table: Table) -> Next:
-    """What a stale lease means: the stored effects and recovery decide, not the route's current ones (P2, F4)."""
+    """The move for a stale lease: the stored effects and recovery decide, not the route's current ones (P2, F4)."""
     facts = Facts(record, now, max_attempts=policy.max_attempts)
     if isinstance(find_transition(Trigger.TAKE_OVER, Actor.REQUESTER, facts, table), Transition):
         return TakeOver(record)

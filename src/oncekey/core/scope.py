@@ -1,8 +1,8 @@
-"""Whose key it is: one text per caller, so that no two callers ever meet in a record.
+"""Scopes: one text for each caller, so that two callers never share a record.
 
-A scope is its parts, each after its own length: `4:acme5:alice` is ("acme", "alice"). What is not printable
-ASCII is percent-encoded, so that every store can hold it and counts it alike; a scope that would get long is
-`sha256:` and a digest of the parts, which no readable scope can equal because those begin with a digit.
+A scope is its parts, each after its own length: `4:acme5:alice` is ("acme", "alice"). Characters other than printable
+ASCII are percent-encoded, so that every store can hold them and counts the same length; a scope that would be too long
+is `sha256:` and a digest of the parts, which no readable scope can equal, because those begin with a digit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from oncekey.core.errors import ConfigurationError
 
 MAX_SCOPE_LENGTH: Final = 200
 NO_NAMESPACE: Final = "-"
-"""What stands in a scope for the namespace of a policy that has none."""
+"""The namespace in a scope if the policy has none."""
 _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
 _NAMES: Final = {"token": "token_digest"}
 _LENGTH: Final = re.compile(r"([0-9]+):")
@@ -34,16 +34,16 @@ class BindTo(StrEnum):
 
 
 def scope_of(*parts: str) -> str:
-    """The scope that `parts` (namespace, tenant, principal, ...) name; other parts give another scope.
+    """The scope of `parts` (namespace, tenant, principal, ...); other parts have another scope.
 
     Raises:
         ConfigurationError: A part is missing or empty, which would put different callers into one scope.
     """
     try:
-        if sum(map(len, parts)) <= MAX_SCOPE_LENGTH:  # a longer one is not cached: callers must not fill the memory
+        if sum(map(len, parts)) <= MAX_SCOPE_LENGTH:  # longer scopes are not cached: callers must not fill the memory
             return _scope(parts)
     except TypeError:
-        pass  # a part that cannot be hashed; it is refused below, by its name
+        pass  # a part that cannot be hashed; it is rejected below, by name
     return _scope.__wrapped__(parts)
 
 
@@ -90,16 +90,16 @@ def parts_of(scope: str) -> list[str]:
 
 
 def tenant_of(scope: str) -> str:
-    """The tenant in a caller's scope; the scope itself where it cannot be read."""
+    """The tenant in a caller's scope; the scope itself if it is not readable."""
     parts = parts_of(scope)
     return parts[1] if len(parts) > 1 else scope
 
 
 def names_of(scope: str) -> dict[str, str]:
-    """The names in a caller's scope, for log lines: the tenant first, then what else the scope has.
+    """The names in a caller's scope, for log lines: the tenant first, then the other parts.
 
-    Keys are `tenant`, and where there is one `principal`, `token_digest`, `function` or `namespace`. A scope that
-    cannot be read is the tenant's name.
+    Keys are `tenant`, and if there is one `principal`, `token_digest`, `function` or `namespace`. A scope that is
+    not readable is the tenant's name.
     """
     parts = [part if part.isprintable() else quote(part) for part in parts_of(scope)]
     match parts:
@@ -112,7 +112,7 @@ def names_of(scope: str) -> dict[str, str]:
 
 
 def shown_scope(scope: str) -> str:
-    """A scope for people: the tenant, and after it whatever else the scope has, as `acme, principal alice`."""
+    """A scope for people: the tenant, then the other parts, as `acme, principal alice`."""
     names = names_of(scope)
     tenant = names.pop("tenant")
     return ", ".join((tenant, *(f"{kind.replace('_', ' ')} {name}" for kind, name in names.items())))

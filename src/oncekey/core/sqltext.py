@@ -1,11 +1,11 @@
-"""SQL as text: where one statement ends and the next begins, what each begins with, and what only reads.
+"""A lexer for SQL: where a statement ends, the words it begins with, and whether it only reads.
 
-A lexer and no parser. It knows what may hide a semicolon or a word: comments, strings, quoted names,
+It is not a parser. It recognises what may hide a semicolon or a word: comments, strings, quoted names,
 dollar-quoted bodies, and the bodies of triggers and functions.
 
-A transaction that only reads is lent before a claim, and between the steps of a handler. It is always rolled back, so
-nothing that is written through one could ever commit. That a write is refused at once, and with a sentence, is for the
-developer who writes there by mistake.
+Before a claim, and between the steps of a handler, the application uses a read-only transaction. It is always
+rolled back, so nothing written in it could commit. A write is refused at once, with a message for the developer who
+writes there by mistake.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Final
 from oncekey.core.errors import TransactionControlError
 
 LEADING: Final = 8
-"""How many tokens of a statement are kept: enough to tell what it does."""
+"""How many tokens of a statement are kept: enough to classify it."""
 
-_BOM: Final = "\N{ZERO WIDTH NO-BREAK SPACE}"  # SQLite skips it like a blank, so a guard has to
+_BOM: Final = "\N{ZERO WIDTH NO-BREAK SPACE}"  # SQLite skips it like a blank, so a guard must too
 _STRING: Final = r"'[^']*(?:''[^']*)*(?:'|\Z)"
 _NAME: Final = r'"[^"]*(?:""[^"]*)*(?:"|\Z)'
 _COMMON: Final = rf"""
@@ -41,8 +41,8 @@ _SQLITE: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-# What repeats in a string never gives back what it took: else a string that ends in a backslash would be parted anew in
-# every way that there is.
+# Repetitions in a string are possessive: otherwise a string that ends in a backslash would backtrack in every possible
+# way.
 _POSTGRES: Final = re.compile(
     rf"""
     (?P<quoted>[eE]'(?:[^'\\]++|\\(?:.|\Z)|'')*+(?:'|\Z) | {_STRING} | {_NAME}
@@ -86,7 +86,7 @@ class Sentence:
 
 
 def sentences(text: str, dialect: Dialect) -> Iterator[Sentence]:
-    """The statements of `text` in order; what holds nothing but comments is none."""
+    """The statements of `text` in order; text with only comments has none."""
     start, body = 0, _Body(dialect)
     for kind, begin, end in _tokens(text, dialect):
         if kind == "end" and not body.open:
@@ -101,7 +101,7 @@ def sentences(text: str, dialect: Dialect) -> Iterator[Sentence]:
 
 @lru_cache(maxsize=512)
 def split(text: str, dialect: Dialect) -> tuple[str, ...]:
-    """The texts of the statements in `text`, for texts of our own: they are few, and come again."""
+    """The texts of the statements in `text`, cached: only for our own texts, which are few and repeat."""
     return tuple(sentence.text for sentence in sentences(text, dialect))
 
 
@@ -115,7 +115,7 @@ def _tokens(text: str, dialect: Dialect) -> Iterator[tuple[str, int, int]]:
         kind, at = str(match.lastgroup), match.end()
         if kind == "block":
             at = _after_comment(text, at, dialect)
-        elif kind not in {"space", "line", "execute"}:  # what MariaDB executes in a comment is read like the rest
+        elif kind not in {"space", "line", "execute"}:  # what MariaDB executes inside a comment is read like the rest
             yield kind, match.start(), at
 
 
@@ -133,7 +133,7 @@ def _after_comment(text: str, at: int, dialect: Dialect) -> int:
 
 
 class _Body:
-    """A statement as far as it was read, and whether a semicolon here belongs to what it defines."""
+    """The statement read so far, and whether a semicolon here is inside the body that it defines."""
 
     def __init__(self, dialect: Dialect) -> None:
         self.leading: list[str] = []
@@ -158,11 +158,11 @@ class _Body:
 
     @property
     def open(self) -> bool:
-        """Whether the statement goes on after a semicolon here."""
+        """Whether the statement continues after a semicolon here."""
         if self._dialect is Dialect.POSTGRES:
             return self._parentheses > 0 or self._blocks > 0
         if self._dialect is Dialect.MARIADB:
-            return False  # a body of several statements cannot be told apart without its client's DELIMITER
+            return False  # a body of several statements cannot be split without its client's DELIMITER
         # The rule of SQLite's own shell: a trigger ends with the END that follows a semicolon.
         return self._defines("TRIGGER") and self._last != (";", "END")
 
@@ -172,8 +172,8 @@ class _Body:
 
 
 ONLY_READS: Final = (
-    "this transaction only reads: what is written here would not commit with the key. A PHASED handler writes inside "
-    "of op.phase(name, fn), where once.session and once.connection are the phase's own transaction, and changes only "
+    "this transaction is read-only: a write here would not commit with the key. A PHASED handler writes inside "
+    "op.phase(name, fn), where once.session and once.connection use the phase's own transaction, and changes only "
     "objects that the same phase has read or added; a LOCAL handler writes after it was entered"
 )
 
@@ -192,9 +192,9 @@ _CHANGES: Final = re.compile(
 
 
 def plainly_reads(sql: str) -> bool:
-    """Whether a statement leaves nothing behind, neither a lock nor a setting: its transaction may end at any time.
+    """Whether a statement leaves nothing behind, not even a lock or a setting: its transaction may end at any time.
 
-    A function that takes a lock or changes a setting, and does not say so in its name, is not recognised.
+    A function that takes a lock or changes a setting is recognised only by its name.
     """
     return _READS.match(sql) is not None
 

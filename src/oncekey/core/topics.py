@@ -1,4 +1,4 @@
-"""Topics: the functions that a worker calls, and what goes in and out of them."""
+"""Topics: the functions that a worker calls for the parcels of the outbox, with their arguments and results."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _JSON: Final = b"application/json"
 
 
 class CallBrokenError(Exception):
-    """The function was cancelled, or raised something that is no `Exception`: how far it came is not known."""
+    """The function was cancelled, or raised something other than an `Exception`: how far it came is unknown."""
 
 
 def contained(error: BaseException) -> Exception:
-    """What a function of the application raised, as an `Exception`, which concerns its own call only.
+    """The error of an application's function as an `Exception`, which concerns only that call.
 
-    An extension module may raise what is no `Exception`, such as a panic of Rust code. Raises the error itself if it
-    is about the caller: its task is being cancelled, or a signal ends the process.
+    An extension module may raise other errors, such as a panic in Rust code. Raises the error itself if it concerns
+    the caller: its task is being cancelled, or a signal ends the process.
     """
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
@@ -56,7 +56,7 @@ def _cancels_caller(error: BaseException) -> bool:
 
 
 def _ends_process(error: BaseException) -> bool:
-    """Whether the handler of a signal raised it; a function that calls `sys.exit()` ends only itself."""
+    """Whether a signal handler raised it; a function that calls `sys.exit()` ends only itself."""
     if threading.current_thread() is not threading.main_thread():
         return False  # signals are handled in the main thread
     if isinstance(error, KeyboardInterrupt):
@@ -67,7 +67,7 @@ def _ends_process(error: BaseException) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What a topic's function is called with. Send `downstream_key` along: it is the same on every attempt."""
+    """The argument of a topic's function. Pass on `downstream_key`: it is the same on every attempt."""
 
     topic: str
     payload: Any = field(repr=False)
@@ -80,17 +80,17 @@ class Message:
 
     @property
     def traceparent(self) -> str:
-        """The W3C `traceparent` of the request's story, to send along: its trace is the record's incarnation."""
+        """The W3C `traceparent` to pass on: its trace id is the record's incarnation."""
         return f"00-{self.incarnation.hex}-{self.incarnation.hex[16:]}-01"
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a deferred call answers: the response of the request that deferred it.
+    """The result of a deferred call: the response of the request that deferred it.
 
-    `body` is plain data, stored as JSON, or bytes, stored as they are. `provider_id` is the provider's own name for
-    what it did; it is stored with the result before anything else is. A status of 429 or 5xx is no answer: the worker
-    takes it for a failed attempt, as if the function had raised. Raise `RejectedError(Reply(...))` for a final no.
+    `body` is plain data, stored as JSON, or bytes, stored as they are. `provider_id` is the provider's own id of
+    the call; it is stored with the result before anything else is. A status of 429 or 5xx is not final: the worker
+    treats it as a failed attempt, as if the function had raised. Raise `RejectedError(Reply(...))` for a final refusal.
     """
 
     status: int = 200
@@ -104,19 +104,19 @@ class Reply:
 
     @property
     def is_final(self) -> bool:
-        """Whether a client may be given it for good: 429, 5xx and their like say "not now", and are tried again."""
+        """Whether it may be the client's final response: 429, 5xx and similar mean "not now", and are tried again."""
         return self.status < _FAULTS and self.status not in NEVER_STORED
 
     @property
     def retry_after(self) -> float | None:
-        """The seconds that its `Retry-After` asks to wait, if it names a number."""
+        """The seconds in its `Retry-After`, if it has a number."""
         for name, value in self.headers:
             if name.lower() == "retry-after" and value.strip().isdecimal():
                 return float(value)
         return None
 
     def stored(self, policy: Policy) -> StoredResponse:
-        """The response as it is kept and replayed; over the cap without its body."""
+        """The response as it is stored and replayed; over the size limit without its body."""
         body = self._bytes()
         try:
             given = tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers)
@@ -139,7 +139,7 @@ class Reply:
             return text.encode("utf-8")
         except (TypeError, ValueError, RecursionError) as error:
             raise ResultNotStorableError(
-                f"a {type(self.body).__name__} is no JSON: return plain data, bytes or a Reply ({type(error).__name__})"
+                f"a {type(self.body).__name__} is not JSON: return plain data, bytes or Reply ({type(error).__name__})"
             ) from None
 
 
@@ -150,7 +150,7 @@ def reply_of(returned: object) -> Reply:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """One function, and for how long after the first send a repetition of its call is safe."""
+    """One function, and how long after the first send a repetition of its call is safe."""
 
     name: str
     function: Callable[[Message], Any]
@@ -175,7 +175,7 @@ class Topics:
 
         def register(function: F) -> F:
             if name in self._topics:
-                raise ConfigurationError(f"two functions are registered for the topic {name!r}: one of them has to go")
+                raise ConfigurationError(f"two functions are registered for the topic {name!r}: remove one of them")
             blocking = not inspect.iscoroutinefunction(function)
             self._topics[name] = Topic(name, function, window, blocking)
             return function
@@ -196,7 +196,7 @@ class Topics:
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str):
-        raise ConfigurationError('a topic has a name: @once.topic("charge")')
+        raise ConfigurationError('a topic needs a name: @once.topic("charge")')
     if not 1 <= len(name) <= LONGEST_NAME or name in {STARTED, FINISHED}:
         raise ConfigurationError(
             f"a topic's name has 1 to {LONGEST_NAME} characters and is neither {STARTED!r} nor {FINISHED!r}"

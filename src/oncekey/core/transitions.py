@@ -1,7 +1,7 @@
-"""TRANSITIONS: the state machine of a record. Every legal move, who may make it, and what it must prove.
+"""TRANSITIONS: the state machine of a record: every legal move, who may make it, and what it must prove.
 
-A record is what the store keeps of one idempotency key. There is no row for it in the store, or it is in one of six
-states. The numbers are those of the rows below.
+A record is what the store keeps about one idempotency key. Either the store has no row for it, or it is in one of
+six states. The numbers are those of the rows below.
 
                              2 commit (LOCAL)
      +---------------------------------------------------------+
@@ -30,13 +30,13 @@ In words (LOCAL, PHASED, OUTBOX and INLINE are the *effects* of a handler, `core
   skips that: under a lock on the key it writes its record once, COMPLETED, in the commit of the handler's rows: into no
   row (2), over a retryable record (17) or an expired one (31). The common case, row 2, does not look it up here:
   `engine.local.NEW` is that row, and a test compares the two.
-- The owner runs the handler and settles the record. COMPLETED has the response that every retry gets. FAILED_RETRYABLE
-  means that nothing was executed, or that the work can be resumed. UNKNOWN means that an outside call may have been
+- The owner runs the handler and settles the record. COMPLETED has the response for every retry. FAILED_RETRYABLE
+  means that nothing was executed, or that the work can be resumed. UNKNOWN means that an external call may have been
   executed and must not be repeated.
-- An OUTBOX request commits a *parcel*, the outside call that a worker makes later, and leaves its record PENDING. A
+- An OUTBOX request commits a *parcel*, the external call that a worker makes later, and leaves its record PENDING. A
   worker claims the parcel, makes the call and settles the record.
-- If the owner dies, its lease runs out. A retry takes the record over, or the *completer*, the worker task that resumes
-  PHASED requests, or the sweeper moves it; the effects that are stored in the record decide which.
+- If the owner dies, its lease expires. A retry takes the record over, or the *completer* (the worker task that resumes
+  PHASED requests), or the sweeper moves it; the effects that are stored in the record decide which.
 - An UNKNOWN record waits for a resolver, a webhook or an operator.
 - Time ends only what is finished: the reaper removes a record whose ttl is over (30), or a new request begins in its
   row (31).
@@ -75,9 +75,9 @@ class Actor(StrEnum):
     OWNER = "owner"  # the request or worker that holds the claim
     COMPLETER = "completer"  # the worker task that resumes PHASED requests without their client
     WORKER = "worker"  # the worker task that delivers parcels
-    SWEEPER = "sweeper"  # the worker task that looks for leases that are over
-    REAPER = "reaper"  # the worker task that looks for records whose ttl is over
-    RESOLVER = "resolver"  # the worker task that asks the provider about an unknown outcome
+    SWEEPER = "sweeper"  # the worker task that looks for expired leases
+    REAPER = "reaper"  # the worker task that looks for expired records
+    RESOLVER = "resolver"  # the worker task that queries the provider about an unknown outcome
     WEBHOOK = "webhook"  # a message of the provider
     OPERATOR = "operator"  # a person, at the console or the command line
 
@@ -90,8 +90,8 @@ class Trigger(StrEnum):
     DEFER = "defer"  # an OUTBOX request committed its parcel
     RENEW = "renew"  # the owner is alive
     CHECKPOINT = "checkpoint"  # a step is finished
-    ANNOUNCE = "announce"  # an outside call is about to be made
-    RESULT = "result"  # an outside call returned
+    ANNOUNCE = "announce"  # an external call is about to be made
+    RESULT = "result"  # an external call returned
     DEFERRED_RESULT = "deferred_result"  # the call of a parcel returned
     SETTLE = "settle"  # the operation has its response
     DISCARD = "discard"  # the handler was never called
@@ -103,7 +103,7 @@ class Trigger(StrEnum):
     SWEEP = "sweep"  # a lease is over
     EXPIRE = "expire"  # a ttl is over
     EXECUTED = "executed"  # it is certain that the call was executed
-    STILL_UNKNOWN = "still_unknown"  # the provider was asked, and could not tell
+    STILL_UNKNOWN = "still_unknown"  # the provider was queried, and could not tell
     DLQ_RETRY = "dlq_retry"  # an operator wants a dead letter sent again
     WORKER_CLAIM = "worker_claim"  # a worker claimed the parcel
     TRY_AGAIN = "try_again"  # an attempt to deliver failed
@@ -154,7 +154,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class MoverRows:
-    """The rows of one kind of mover, and a sentence about it."""
+    """The rows of one kind of mover, and their description."""
 
     about: str
     rows: tuple[Transition, ...]
@@ -162,7 +162,7 @@ class MoverRows:
 
 @dataclass(frozen=True, slots=True)
 class Illegal:
-    """No row allows the move; `why` names what is missing, for an operator to read."""
+    """No row allows the move; `why` tells operators what is missing."""
 
     why: str
 
@@ -174,7 +174,7 @@ _PENDING, _IN_PROGRESS, _COMPLETED = State.PENDING, State.IN_PROGRESS, State.COM
 _RETRYABLE, _UNKNOWN, _EXPIRED = State.FAILED_RETRYABLE, State.UNKNOWN, State.EXPIRED
 _FINISHED = (_COMPLETED, _EXPIRED, _RETRYABLE)
 
-# Which fields of the record a move sets, besides state, fence and version.
+# The fields of the record that a move sets, in addition to state, fence and version.
 _LEASE = ("owner", "lease_until", "attempts")
 _NEW = ("incarnation", "effects", "recovery", "seed", "lease_until", "deadline", "expires_at")
 _ANEW = (*_NEW, "fingerprint")
@@ -208,7 +208,7 @@ _SETTLERS, _OPERATOR = (Actor.RESOLVER, Actor.WEBHOOK, Actor.OPERATOR), (Actor.O
 # fmt: off
 MOVERS: tuple[MoverRows, ...] = (
     _moves(
-        "A requester makes a record, takes over one whose owner is gone, or begins anew in the row of a finished one. The completer takes over as a request does.",
+        "A requester creates a record, takes over one whose owner is gone, or reuses the row of a finished one. The completer takes over as a request does.",
         _row(1, _NO_ROW, Trigger.CLAIM, _IN_PROGRESS, _REQUESTER, Proof.NO_ROW, Fence.FIRST,
              sets=_NEW),
         _row(2, _NO_ROW, Trigger.COMMIT, _COMPLETED, _REQUESTER, Proof.NO_ROW, Fence.FIRST,
@@ -275,7 +275,7 @@ MOVERS: tuple[MoverRows, ...] = (
              when=(Guard.OUTBOX,), sets=("parcel", "last_error")),
     ),
     _moves(
-        "The sweeper moves a record whose lease is over. A retry that meets it first makes it unknown by the same row, and an operator may sweep by hand.",
+        "The sweeper moves a record whose lease has expired. A retry that finds it first makes it unknown by the same row, and an operator may sweep by hand.",
         _row(14, _IN_PROGRESS, Trigger.SWEEP, _RETRYABLE, (Actor.SWEEPER, Actor.OPERATOR), Proof.VERSION, Fence.SAME,
              when=(Guard.LEASE_OVER, Guard.GRACE_OVER, Guard.RUNS_AGAIN, Guard.ATTEMPTS_LEFT), sets=("last_error",)),
         _row(15, _IN_PROGRESS, Trigger.SWEEP, _UNKNOWN, (Actor.SWEEPER, Actor.REQUESTER, Actor.OPERATOR), Proof.VERSION, Fence.SAME,
@@ -318,7 +318,7 @@ MOVERS: tuple[MoverRows, ...] = (
     ),
 )
 # fmt: on
-"""All rows, by who moves."""
+"""All rows, by mover."""
 
 ROWS: tuple[Transition, ...] = tuple(row for movers in MOVERS for row in movers.rows)
 
@@ -335,7 +335,7 @@ TRANSITIONS: Table = tabulate(ROWS)
 
 
 def find_transition(trigger: Trigger, actor: Actor, facts: Facts, table: Table = TRANSITIONS) -> Transition | Illegal:
-    """The one row that allows this move, or why none does. Only a test of the table gives another table."""
+    """The one row that allows this move, or why none does. Only tests of the table pass another table."""
     source = facts.record.state if facts.record else None
     rows = table.get(source, {}).get(trigger, ())
     where = source or "no row"
@@ -359,7 +359,7 @@ def upheld(row: Transition, facts: Facts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """Who makes a move: the part it plays, and the process or the person that plays it."""
+    """Who makes a move: the role, and the process or the person in it."""
 
     actor: Actor
     who: str
@@ -386,7 +386,7 @@ class Note:
 
     @classmethod
     def of(cls, seen: Record, to: State | None, trigger: Trigger, mover: Mover, why: str) -> Note:
-        """The line about a move of `seen`; its fence is the one it had."""
+        """The line about a move of `seen`, with the fence before the move."""
         return cls(
             scope=seen.id.scope,
             key_digest=key_digest(seen.id.key),

@@ -1,4 +1,4 @@
-"""Which record is due for which move of the sweeper or the reaper, and whether the store's clock can be trusted.
+"""Which records the sweeper and the reaper move, and whether the store's clock can be trusted for that.
 
 The table decides, from the record's own effects (rows 14, 15, 18, 28, 29, 30). The store's statements only compare
 and swap, so a record that moved since it was read is left alone.
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SWEEP_GRACE: Final = 5 * SECOND
-"""How long after a lease's end the sweeper still leaves the record to its owner and its clients."""
+"""How long after the end of a lease the sweeper leaves the record to its owner and its clients."""
 REAP_GRACE: Final = 5 * MINUTE
-"""How long after its expiry a record is left alone: clocks that differ by less can do no harm (A3)."""
+"""How long after its expiry a record is left alone: clocks that differ by less do no harm (A3)."""
 CLOCK_TOLERANCE: Final = 5 * MINUTE
 """By how much clocks may differ before the sweeper and the reaper stop (A3)."""
 RESUMABLE_EXPIRED: Final = "expired_before_resumed"
@@ -49,7 +49,7 @@ ABANDONED: Final = "abandoned"
 
 
 def expired_batch(expiries: Sequence[Instant]) -> str:
-    """The same for several records in one line of the audit."""
+    """The reason in an audit line about several expired records."""
     return f"{EXPIRED}: {len(expiries)} keys, expiry {moment(min(expiries))} to {moment(max(expiries))}"
 
 
@@ -75,16 +75,16 @@ START: Final = ReapPosition(-1, "", "")
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Which finished records one statement may move: the conditions of `reaping_of` for PURGE and MARK."""
+    """The finished records that one statement may move: the conditions of `reaping_of` for PURGE and MARK."""
 
     age: Duration
-    """The least time since their expiry, by the store's own clock."""
+    """The minimum time since their expiry, by the store's clock."""
     until: Instant
     """The latest expiry: the same limit as an instant, which the worker compared with its own clocks."""
     soft: bool = False
-    """Finished ones are marked, and not deleted."""
+    """Finished records are marked, not deleted."""
     trusted_for: Duration | None = None
-    """Only those whose time to live is no longer than this; None: all."""
+    """Only those whose time to live is at most this; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Gone:
 
     moved: int
     full: bool
-    """There may be more behind `last`."""
+    """There may be more after `last`."""
     last: ReapPosition | None = None
     now: Instant | None = None
     """The store's clock; None if there was nothing to move."""
@@ -102,9 +102,9 @@ class Gone:
 def sweep_to(
     record: Record, now: Instant, *, max_attempts: int = MAX_ATTEMPTS, grace: Duration = SWEEP_GRACE
 ) -> State | None:
-    """Where the sweeper moves a stale record (rows 14, 15). None: it is not due, or not the sweeper's to move."""
+    """The state to which the sweeper moves a stale record (rows 14, 15). None: not due, or not for the sweeper."""
     facts = Facts(record, now, grace=grace, max_attempts=max_attempts)
-    # Transition 15 is also the requester's, who does not wait for a grace; the sweeper always does.
+    # Row 15 is also for the requester, which does not wait for a grace; the sweeper always does.
     if not Guard.GRACE_OVER.holds(facts):
         return None
     row = find_transition(Trigger.SWEEP, Actor.SWEEPER, facts)
@@ -119,9 +119,9 @@ class Reaping(StrEnum):
     MARK = "mark"
     """Keep it as EXPIRED (row 29)."""
     PARK = "park"
-    """Make it unknown, for an operator: it was begun and never ended (row 18)."""
+    """Make it unknown, for an operator: it began and never ended (row 18)."""
     ABANDON = "abandon"
-    """Answer its client with a time-out: no worker ever claimed its parcel (row 28)."""
+    """Settle it with a time-out response: no worker ever claimed its parcel (row 28)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +130,12 @@ class Retention:
 
     soft: bool = False
     kept: Duration = 0
-    """How long an EXPIRED record stays, on top of the grace; nothing is kept for ever."""
+    """How long an EXPIRED record stays, in addition to the grace; nothing is kept forever."""
     grace: Duration = REAP_GRACE
 
     @classmethod
     def by(cls, policy: Policy) -> Retention:
-        """The retention that the policy sets; a record that is kept for the audit is kept as long as the audit."""
+        """The retention of the policy; a record that is kept for the audit is kept as long as the audit."""
         soft = policy.expiry_mode is ExpiryMode.SOFT
         return cls(soft=soft, kept=micros(policy.audit_ttl) if soft else 0)
 
@@ -146,7 +146,7 @@ def reaping_of(
     """What the reaper does with this record now, if anything.
 
     `trusted_for` is how long the clocks have agreed since they last differed: every record that was stamped before that
-    gets its full time once more (ADR 0009). None: they never differed.
+    is kept for its full time again (ADR 0009). None: they never differed.
     """
     if trusted_for is not None and trusted_for < record.ttl:
         return None
@@ -163,7 +163,7 @@ def reaping_of(
                 return Reaping.PURGE
             return Reaping.PARK if _allowed(Trigger.EXPIRE, Facts(record, late)) else None
         case State.PENDING:
-            # That no worker claimed its parcel is proven by the statement that deletes the parcel.
+            # The statement that deletes the parcel proves that no worker claimed it.
             return Reaping.ABANDON if _allowed(Trigger.ABANDON, Facts(record, late)) else None
         case State.IN_PROGRESS | State.UNKNOWN:
             return None
@@ -176,7 +176,7 @@ def _allowed(trigger: Trigger, facts: Facts) -> bool:
 
 
 def timed_out(policy: Policy) -> Completed:
-    """The answer to a request whose deferred call no worker ever began."""
+    """The response to a request whose deferred call no worker ever began."""
     page = render(Code.TIMED_OUT, policy.abandoned_status, policy)
     body = page.body
     if policy.error_format is not ErrorFormat.FAULT and policy.flavor is not Flavor.STRIPE:
@@ -191,7 +191,7 @@ class Trust:
 
     `boot` is a clock that cannot be set. The store's clock has to agree with the host's own and must not move against
     `boot`. After a move the new time is trusted from the next reading on, because the clock may have been corrected;
-    but what was stamped before it needs its full time first, and `trusted_for` counts that.
+    but records that were stamped before are kept for their full time, which `trusted_for` counts.
     """
 
     anchor: Duration | None = None
@@ -200,7 +200,7 @@ class Trust:
     why: str = ""
 
     def looked(self, store: Instant, wall: Instant, boot: Instant) -> Trust:
-        """The trust after a reading; `store` is the instant that came with the records it decides about."""
+        """The trust after a reading; `store` is the instant that was read with the records in question."""
         apart, moved = abs(store - wall), 0 if self.anchor is None else abs(store - boot - self.anchor)
         why = ""
         if apart > CLOCK_TOLERANCE:
@@ -208,7 +208,7 @@ class Trust:
         elif moved > CLOCK_TOLERANCE:
             why = f"the store's clock moved by {moved // SECOND} s against the time that passed"
         steady = self.anchor is not None and moved <= CLOCK_TOLERANCE
-        # The first reading that is right again counts as wrong, too: the clock may have been corrected just before it.
+        # The first correct reading still counts as wrong: the clock may have been corrected just before it.
         disturbed = bool(why) or self.wrong
         return Trust(
             anchor=self.anchor if steady else store - boot,
@@ -218,7 +218,7 @@ class Trust:
         )
 
     def disturbed(self, boot: Instant) -> Trust:
-        """The trust after an outage: owners that could not renew meanwhile must not count as dead at once."""
+        """The trust after an outage: owners that could not renew during it must not count as dead at once."""
         return replace(self, wrong_at=boot)
 
     def trusted_for(self, boot: Instant) -> Duration | None:
@@ -235,11 +235,11 @@ class Run:
 
 
 ENOUGH: Final = 20
-"""Fewer runs than this do not give a 99th percentile."""
+"""The minimum number of runs for a 99th percentile."""
 
 
 def short_leases(runs: Sequence[Run], lease: Duration) -> dict[str, Duration]:
-    """The operations whose 99th percentile, twice, is longer than the lease, with that percentile."""
+    """The operations for which twice the 99th percentile is longer than the lease, with that percentile."""
     by_operation: dict[str, list[Duration]] = {}
     for run in runs:
         by_operation.setdefault(run.operation, []).append(run.took)
@@ -256,8 +256,8 @@ def percentile(values: Sequence[Duration], rank: int) -> Duration:
 def lifetime(*, retries: timedelta, recovery: timedelta, audit: timedelta = timedelta()) -> timedelta:
     """The `ttl` that an API needs: `Policy(ttl=lifetime(retries=..., recovery=...))`.
 
-    `retries` is the longest time over which a client sends again, `recovery` the longest outage that clients wait for,
-    and `audit` how long you want to look records up. Less than a day is rounded up to one, the shortest default `ttl`.
+    `retries` is the longest time over which a client retries, `recovery` the longest outage that clients wait for, and
+    `audit` how long you want to look up records. Less than a day is rounded up to one, the shortest default `ttl`.
     """
     for name, span in (("retries", retries), ("recovery", recovery), ("audit", audit)):
         if span < timedelta():

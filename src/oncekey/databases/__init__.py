@@ -1,4 +1,4 @@
-"""All I/O with databases: a folder for each, and what their drivers share.
+"""All I/O with databases: a folder for each database, and the code that their drivers share.
 
-A driver imports `flow`, errors, values and SQL text from `core`; no store and no engine.
+A driver imports `flow`, errors, values and SQL text from `core`, but no store and no engine.
 """

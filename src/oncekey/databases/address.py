@@ -1,7 +1,7 @@
-"""The URLs of stores, understood: which store is meant, where it is, and by which driver it is reached.
+"""The parsed URL of a store: the kind of store, its place, and the driver.
 
-Nothing is opened here, and nothing is imported that may be missing. `read` in the `address` module of each database
-reads what follows a scheme; `oncekey.wire` has the table of schemes. An error about a URL never repeats a password.
+Nothing is opened here, and no optional package is imported. `read` in the `address` module of each database parses the
+part after the scheme; `oncekey.wire` has the table of schemes. An error about a URL never repeats a password.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ POOL_SIZE: Final = 10
 
 
 class Kind(StrEnum):
-    """The stores there are."""
+    """The kinds of stores."""
 
     MEMORY = "memory"
     SQLITE = "sqlite"
@@ -28,18 +28,18 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A store's URL, understood. `place` is the file or the DSN; `package` the driver that was asked for."""
+    """A parsed URL. `place` is the file or the DSN; `package` the driver that the URL selects."""
 
     kind: Kind
     place: str = ""
     package: str | None = None
     pool_size: int = POOL_SIZE
     options: tuple[tuple[str, str], ...] = ()
-    """What else the URL says, for the store's driver."""
+    """Other options in the URL, for the store's driver."""
 
 
 def pool_size(text: str) -> int:
-    """How many connections `pool_size=` allows."""
+    """The number of connections in `pool_size=`."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise ConfigurationError(f"pool_size={text} is no number of connections: pool_size=10 is one")
+        raise ConfigurationError(f"pool_size={text} is not a number of connections: use pool_size=10, for example")
     return int(text)

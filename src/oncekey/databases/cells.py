@@ -1,8 +1,8 @@
 """Drivers of stores that are made of cells: they perform the verbs that the statements yield.
 
-A client that blocks and one for asyncio send the same requests and read the same replies. So a store may write its
+A blocking client and one for asyncio send the same requests and read the same replies. So a store may implement its
 verbs once, as talks: generators that yield requests and are sent the replies. `TalkingCells` and `AsyncTalkingCells`
-make cells of them; a store adds how it sends one request.
+turn them into cells; a store adds how it sends one request.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Talk: TypeAlias = Generator[Q, Any, T]
 """The requests of one verb: the talk is sent each reply, or the `StoreError` for which there is none."""
 VitalRows: TypeAlias = "tuple[Mapping[str, Any], ...]"
 
-NO_TABLES = "this store of cells has no tables of its own"
+NO_TABLES = "this store of cells has no tables"
 
 
 class Talks(Protocol[Q_co]):
-    """The verbs of a store as talks, in requests of its own; `oncekey.cells.Cells` says what each verb does."""
+    """The verbs of a store as talks, with its own type of requests; `oncekey.cells.Cells` documents each verb."""
 
     def look(self, scope: str, key: str) -> Talk[Q_co, tuple[Cell | None, Instant]]:
         """Read one cell, and the clock."""
@@ -45,7 +45,7 @@ class Talks(Protocol[Q_co]):
         """Read some cells of an index, and the clock."""
 
     def diagnostics(self) -> Talk[Q_co, VitalRows]:
-        """Ask every server for its health."""
+        """Query the health of every server."""
 
 
 class TalkingCells(ABC, Generic[Q]):
@@ -56,7 +56,7 @@ class TalkingCells(ABC, Generic[Q]):
 
     @abstractmethod
     def send(self, request: Q) -> Any:  # noqa: ANN401  (a reply, as the talks read it)
-        """Send one request, and return the reply; a `StoreError` says whether a write may have happened."""
+        """Send one request, and return the reply; the type of a `StoreError` shows if a write may have happened."""
 
     @abstractmethod
     def close(self) -> None:
@@ -76,14 +76,14 @@ class TalkingCells(ABC, Generic[Q]):
 
 
 class AsyncTalkingCells(ABC, Generic[Q]):
-    """The same for asyncio."""
+    """Cells whose verbs are talks, for asyncio."""
 
     def __init__(self, talks: Talks[Q]) -> None:
         self._talks = talks
 
     @abstractmethod
     async def send(self, request: Q) -> Any:  # noqa: ANN401
-        """Send one request, and return the reply; as `TalkingCells.send`."""
+        """Send one request, and return the reply, like `TalkingCells.send`."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class AsyncTalkingCells(ABC, Generic[Q]):
 
 
 class CellDriver:
-    """Blocking. Each statement is a swap of its own, so several of them are not one transaction."""
+    """The blocking driver of cells. Each statement is a separate swap, so several are not one transaction."""
 
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
@@ -137,7 +137,7 @@ class CellDriver:
 
 
 class AsyncCellDriver:
-    """The same for asyncio."""
+    """The asyncio driver of cells."""
 
     def __init__(self, cells: AsyncCells) -> None:
         self._cells = cells
@@ -169,7 +169,7 @@ class AsyncCellDriver:
 
 
 def asking(statement: Statement) -> Body[Rows]:
-    """A statement of a store of cells is a function that makes a generator of verbs."""
+    """The verbs of a statement, whose command in a store of cells is a function that returns their generator."""
     assert callable(statement.command)
     asking = cast("Asking[Rows]", statement.command(**statement.params))
     return cast("Body[Rows]", asking)

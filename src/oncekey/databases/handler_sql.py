@@ -1,20 +1,20 @@
-"""Which statements a handler may not execute through the connection that it gets (L5).
+"""The statements that a handler may not execute through its connection (L5).
 
-The transaction is ended by oncekey, together with the key's record: a handler that ends it itself commits its
-rows without the record, and the client's retry executes them once more (F16).
+oncekey ends the transaction, together with the key's record: a handler that ends it itself commits its rows
+without the record, and the client's retry executes them again (F16).
 
-It may change settings for its transaction (`SET LOCAL`), its role among them, as row-level security by roles does. The
-key's record is written as the session's own user all the same, and the handler's role is set again before the COMMIT,
-whose deferred triggers are the handler's (`AS_OPENED`, `AS_HANDLER`). Both are sent only after a text that may have set
-something, in the messages that are sent anyway. A role that only a function set makes the record fail, and the request.
+A handler may change settings for its transaction (`SET LOCAL`), including its role, as row-level security by roles
+does. The key's record is still written as the session's own user, and the handler's role is set again before the
+COMMIT, because deferred triggers are the handler's (`AS_OPENED`, `AS_HANDLER`). Both are sent only after a text that
+may have set something, in messages that are sent anyway. If only a function set the role, record and request fail.
 
-Nor may it leave anything in the session, which the next request gets. A function can make a setting, a role, a lock of
-the session, a cursor or a temporary table without a word of it in the handler's own text, so the text is no proof that
-there is none. `RESET` is sent to the server after the end of every transaction that a handler used, and only the
-connection's next borrower waits for its reply.
+A handler must not leave anything in the session, which the next request uses. A function can change a setting or a
+role, take a session lock, or open a cursor or a temporary table, and the handler's text does not show it. `RESET` is
+sent to the server after the end of every transaction that a handler used, and only the connection's next borrower
+waits for its reply.
 
-What a LOCAL or OUTBOX handler writes through a connection that it opens itself does not commit with its key. Nothing
-forbids such a connection, and a test that kills no process does not notice it, so the first one of each operation is
+The writes of a LOCAL or OUTBOX handler through a connection that it opens itself do not commit with its key. Nothing
+prevents such a connection, and only a test that kills a process would notice, so the first one of each operation is
 logged (`opened`).
 """
 
@@ -31,27 +31,27 @@ from weakref import WeakKeyDictionary
 from oncekey.core.errors import TransactionControlError
 from oncekey.core.sqltext import Dialect, Sentence, sentences
 
-OVER: Final = "the transaction of this operation is over: write before answering"
+OVER: Final = "the transaction of this operation is over: write before the handler returns"
 ENDED: Final = (
     "the transaction of this operation ended before oncekey could commit it: the database rolled it back (a deadlock, "
-    "a time-out, ON CONFLICT ROLLBACK), or the handler ended it (COMMIT, ROLLBACK, a procedure that commits). It takes "
-    "no further statement, and a success is not stored. Let the database's error leave the handler: the request can be "
-    "retried"
+    "a timeout, ON CONFLICT ROLLBACK), or the handler ended it (COMMIT, ROLLBACK, a procedure that commits). It takes "
+    "no further statement, and a success is not stored. Let the handler raise the database's error: the request can "
+    "be retried"
 )
 LEFT_BEHIND: Final = (
-    "a task, a thread or an open stream that the handler left behind is using op.connection while its transaction is "
-    "to be ended: wait for everything that you started, and close what you opened, before you answer"
+    "a task, a thread or an open stream that the handler left behind is using op.connection when its transaction "
+    "should end: wait for everything that you started, and close what you opened, before you return"
 )
 
 RESET: Final = (
     "SET SESSION AUTHORIZATION DEFAULT; RESET ROLE; RESET ALL; SELECT pg_advisory_unlock_all(); CLOSE ALL; UNLISTEN *; "
     "DISCARD TEMP"
 )
-"""Resets the session to how it was when it was opened.
+"""Resets the session to its initial state.
 
-DISCARD ALL would be one statement, but it also drops every prepared statement, which the drivers expect to be there,
-and every plan, which makes the next request slower than this message. RESET ROLE comes after the session's user,
-because that one ends the role which an address may have asked for, too.
+DISCARD ALL would be one statement, but it also drops every prepared statement, which the drivers rely on, and every
+plan, which would slow the next request down more than this message does. RESET ROLE comes after the session's user,
+because resetting the user also removes a role from the address.
 """
 
 LEFT_OPEN: Final = (
@@ -65,19 +65,19 @@ AS_OPENED: Final = (
     "SELECT set_config('oncekey.acting', current_setting('role'), true)",
     "SET LOCAL role TO DEFAULT",
 )
-"""Said before the record is written, if the handler may have set another role or a time-out for its transaction."""
+"""Sent before the record is written, if the handler may have set another role or a timeout for its transaction."""
 
 AS_HANDLER: Final = "SELECT set_config('role', current_setting('oncekey.acting'), true)"
-"""Said after it: deferred triggers run with the role that is set at COMMIT."""
+"""Sent after the record is written: deferred triggers run with the role that is set at COMMIT."""
 
 _ENDED_BY_US: Final = (
     "{what} is refused here: this transaction is ended by oncekey, together with the key's record. "
-    "Return an answer to commit it, raise to roll it back; SAVEPOINT, RELEASE and ROLLBACK TO are allowed"
+    "Return a response to commit it, raise to roll it back; SAVEPOINT, RELEASE and ROLLBACK TO are allowed"
 )
 _LONGEST_REMEMBERED: Final = 4096
-"""The longest text whose verdict is cached: a thousand of them take four megabytes at most."""
+"""The longest text whose verdict is cached: a thousand of them take at most four megabytes."""
 
-# A search for the words first saves the lexer for texts that only read and insert.
+# Searching for the words first avoids the lexer for texts that only read and insert.
 _SUSPECT: Final = re.compile(
     r"\b(?:begin|start|commit|end|rollback|abort|prepare|set|reset|discard|listen|attach|detach|pragma)\b",
     re.IGNORECASE,
@@ -92,21 +92,21 @@ _MARIADB_UNFIT: Final = re.compile(
     r"(timestamp|sql_select_limit|max_statement_time)\s*:?=",
     re.IGNORECASE,
 )
-"""Settings with which the record would be stored with another time, not be read, or not be stored at all."""
+"""Settings with which the record would be stored with another time, could not be read, or could not be stored."""
 
 _ALWAYS: Final = frozenset({"BEGIN", "COMMIT", "END", "ABORT", "ATTACH", "DETACH"})
 _FIRST_TWO: Final = frozenset({"START TRANSACTION", "PREPARE TRANSACTION", "SET TRANSACTION"})
 _FIRST_THREE: Final = "SET SESSION CHARACTERISTICS"
 _SESSION: Final = frozenset({"RESET", "DISCARD", "LISTEN", "PREPARE"})
 _INSTEAD: Final = {
-    "LISTEN": "Listen on a connection of your own",
-    "PREPARE": "The driver prepares what is said often by itself",
+    "LISTEN": "Listen on a separate connection",
+    "PREPARE": "The driver prepares frequent statements itself",
 }
 _IN_TRANSACTION: Final = frozenset({"LOCAL", "CONSTRAINTS"})
 _SETS: Final = re.compile(
     r"\blocal\s+(?:role|\w*_timeout)\b|\bset_config\s*\(\s*(?:'(?:role|\w*_timeout)'|[^'\s])", re.IGNORECASE
 )
-"""Texts that set the role or a time-out; a name that is bound may be one of these."""
+"""Texts that set the role or a timeout; a bound name may be one of these."""
 _IMPLICIT: Final = frozenset(
     {
         "CREATE",
@@ -128,7 +128,7 @@ _IMPLICIT: Final = frozenset(
         "RESET",
     }
 )
-"""What MariaDB and MySQL commit a transaction for by themselves."""
+"""Statements that commit a transaction implicitly in MariaDB and MySQL."""
 _PRAGMAS: Final = frozenset(
     {
         "DATA_STORE_DIRECTORY",
@@ -142,14 +142,14 @@ _PRAGMAS: Final = frozenset(
         "TEMP_STORE_DIRECTORY",
     }
 )
-"""Settings of SQLite with which the record could not be stored durably, or which hold for the whole file or process.
+"""Settings of SQLite with which the record could not be stored durably, or which affect the whole file or process.
 
 All others end with the connection, which is closed after a handler that changed one.
 """
 
 
 class ConnectionUse:
-    """Whether a handler may still use the connection that it got, whether it ever did, and whether it set anything."""
+    """Whether a handler may still use its connection, whether it has used it, and whether it set anything."""
 
     __slots__ = ("_ended", "over", "sets", "used")
 
@@ -160,7 +160,7 @@ class ConnectionUse:
         self.sets = False
 
     def check(self) -> None:
-        """Raise if the operation is over, or if its transaction is: a statement would be committed by itself."""
+        """Raise if the operation or its transaction is over: a statement would be committed by itself."""
         if self.over:
             raise TransactionControlError(OVER)
         self.used = True
@@ -169,9 +169,9 @@ class ConnectionUse:
 
 
 class HandlerProxy:
-    """A connection or a cursor as a handler gets it: every call goes on to the driver's own until the operation ends.
+    """A handler's connection or cursor: every call is passed to the driver's own until the operation ends.
 
-    Another request gets the connection then, so from then on every call is refused.
+    Then another request may use the connection, so every later call is refused.
     """
 
     __slots__ = ("_raw", "_use")
@@ -195,8 +195,8 @@ class HandlerProxy:
 def refuse_transaction_control(sql: str, dialect: Dialect = Dialect.POSTGRES, *, lent: bool = False) -> bool:
     """Raise `TransactionControlError` if any statement of the text would end or change the transaction.
 
-    `lent`: the connection is the application's, so what outlives the transaction on it is the application's, too.
-    Otherwise returns whether the text may set what the key's record must not be written with (`AS_OPENED`).
+    `lent`: the connection belongs to the application, so changes that outlive the transaction are its own concern.
+    Returns whether the text may set something that must not apply to the key's record (`AS_OPENED`).
     """
     why, sets = (_remembered if len(sql) <= _LONGEST_REMEMBERED else _verdict)(sql, dialect, lent)
     if why is not None:
@@ -220,7 +220,7 @@ def _objection(sql: str, dialect: Dialect, lent: bool) -> str | None:  # noqa: F
         if dialect is Dialect.POSTGRES and not lent and _outlives(sentence):
             return (
                 f"{sentence.tokens[0]} is refused here: it would outlive this transaction on a connection that other "
-                "requests use next. " + _INSTEAD.get(sentence.tokens[0], "Say SET LOCAL instead")
+                "requests use next. " + _INSTEAD.get(sentence.tokens[0], "Use SET LOCAL instead")
             )
     return None
 
@@ -229,8 +229,8 @@ def _verdict(sql: str, dialect: Dialect, lent: bool) -> tuple[str | None, bool]:
     return _objection(sql, dialect, lent), dialect is Dialect.POSTGRES and _SETS.search(sql) is not None
 
 
-# Every UPDATE has one of the words in it. An application executes the same few texts again and again, so each is parsed
-# once; a text with its values in it stays in the cache until a thousand others have come.
+# Every UPDATE contains one of the words. An application executes the same few texts repeatedly, so each is parsed
+# once; a text with inlined values stays in the cache until a thousand others have been executed.
 _remembered: Final = lru_cache(maxsize=1000)(_verdict)
 
 
@@ -250,7 +250,7 @@ def _control(sentence: Sentence) -> str | None:
 
 
 def _mariadb_control(sentence: Sentence) -> str | None:
-    """The same for MariaDB and MySQL, where statements that change tables commit, too."""
+    """`_control` for MariaDB and MySQL, where statements that change tables commit too."""
     first, *rest = sentence.tokens
     if first in _IMPLICIT:
         return None if rest[:1] == ["TEMPORARY"] else " ".join(sentence.tokens[:2])
@@ -283,16 +283,16 @@ def _pragma(rest: list[str]) -> str | None:
 
 
 log = logging.getLogger("oncekey.local")
-"""A logger of its own, so that an application that reads by other connections on purpose can turn it down."""
+"""A separate logger, so that an application that reads through other connections on purpose can silence it."""
 
 OPENED_APART: Final = (
-    "oncekey: %s opened a connection of its own while it ran: what it writes there is not committed with its key, so a "
-    "retry after a crash writes it again; write through op.connection, or through the session of once.session"
+    "oncekey: %s opened its own connection while it ran: writes there are not committed with its key, so a retry after "
+    "a crash repeats them; write through op.connection, or through the session of once.session"
 )
 
 
 class Handled(Protocol):
-    """A protected operation, as much of it as is needed here."""
+    """The part of a protected operation that is needed here."""
 
     @property
     def operation(self) -> str:
@@ -304,16 +304,16 @@ class Handled(Protocol):
 
     @property
     def transactional(self) -> bool:
-        """Whether its handler gets the transaction that its key commits with."""
+        """Whether its handler has the transaction with which its key commits."""
 
 
 running: Final[ContextVar[Handled | None]] = ContextVar("oncekey_handler", default=None)
-"""The operation whose handler is running here."""
+"""The operation whose handler is running in this context."""
 _logged: Final[WeakKeyDictionary[object, set[str]]] = WeakKeyDictionary()
 
 
 def opened() -> None:
-    """Log that the running handler opened a connection which is not ours, once for each operation."""
+    """Log that the running handler opened a connection outside its transaction, once for each operation."""
     handler = running.get()
     if handler is None or not handler.transactional:
         return

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class MemoryDriver:
-    """Runs each transaction under one lock: the GIL alone is no check-then-act."""
+    """Runs each transaction under one lock: the GIL does not make a check and a write atomic."""
 
     def __init__(self) -> None:
         self.table: dict[Any, Any] = {}
@@ -35,7 +35,7 @@ class MemoryDriver:
 
 
 class AsyncMemoryDriver:
-    """The same for asyncio: nothing here ever waits."""
+    """The driver for asyncio: no call ever waits."""
 
     def __init__(self, driver: MemoryDriver | None = None) -> None:
         self._driver = driver or MemoryDriver()
@@ -50,5 +50,5 @@ class AsyncMemoryDriver:
 def read(_: str, rest: str, __: str | None) -> Address:
     """`memory:`, and nothing after it."""
     if rest.strip("/"):
-        raise ConfigurationError("memory: has no name and no file: say memory:, without anything after it")
+        raise ConfigurationError("memory: has no name and no file: use memory:, without anything after it")
     return Address(Kind.MEMORY)

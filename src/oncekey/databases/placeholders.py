@@ -1,6 +1,6 @@
-"""From `:name` in statements to the placeholders of each client library. Pure text, done once per statement.
+"""Converts `:name` in statements to the placeholders of each client library, once per statement.
 
-Quoted texts, quoted names, dollar-quoted bodies and comments stay as they are, and so does a cast (`::type`).
+Quoted texts, quoted names, dollar-quoted bodies, comments and casts (`::type`) stay as they are.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _EDGE: Final = re.compile(r"/\*|\*/")
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """A statement with `$1`, `$2`, ... and the names that they stand for."""
+    """A statement with `$1`, `$2`, ... and the name for each number."""
 
     text: str
     names: tuple[str, ...]
@@ -49,13 +49,13 @@ class Numbered:
 
 @lru_cache(maxsize=_CACHED)
 def pyformat(text: str) -> str:
-    """The statement as psycopg reads it: `%(name)s`, and every other % doubled."""
+    """The statement in psycopg's form: `%(name)s`, and every other % doubled."""
     return _rewritten(text, lambda name: f"%({name})s", lambda rest: rest.replace("%", "%%"))
 
 
 @lru_cache(maxsize=_CACHED)
 def numbered(text: str) -> Numbered:
-    """The statement as PostgreSQL itself reads it: a name that comes twice has one number."""
+    """The statement in PostgreSQL's own form: a name that occurs twice has one number."""
     numbers: dict[str, int] = {}
 
     def number(name: str) -> str:
@@ -66,7 +66,7 @@ def numbered(text: str) -> Numbered:
 
 @lru_cache(maxsize=_CACHED)
 def marked(text: str) -> tuple[str, Callable[[Mapping[str, Value]], tuple[Value, ...]]]:
-    """The statement with `?` for each placeholder, and what puts its values into their order; one is there per `?`."""
+    """The statement with `?` for each placeholder, and a function that returns the values in order, one per `?`."""
     names: list[str] = []
 
     def mark(name: str) -> str:
@@ -81,7 +81,7 @@ def marked(text: str) -> tuple[str, Callable[[Mapping[str, Value]], tuple[Value,
 
 @lru_cache(maxsize=_CACHED)
 def parted(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """The statement cut at its placeholders: what comes before the first one, then each name with what follows it."""
+    """The statement split at its placeholders: the text before the first one, then each name with the text after it."""
     names: list[str] = []
 
     def cut(name: str) -> str:
@@ -94,7 +94,7 @@ def parted(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 @lru_cache(maxsize=_CACHED)
 def escaped(text: str) -> str:
-    """The statement as SQLAlchemy's `text()` reads it: `:name`, and every other colon escaped."""
+    """The statement in the form of SQLAlchemy's `text()`: `:name`, and every other colon escaped."""
     return _rewritten(text, lambda name: f":{name}", lambda rest: rest.replace(":", r"\:"))
 
 

@@ -1,7 +1,7 @@
-"""What a driver runs once more: a transaction that lost against another one, or whose connection was lost in time.
+"""Retries of transactions in drivers, after a conflict with another transaction or a connection lost before COMMIT.
 
-Both failures prove that nothing was committed, so the driver may run the transaction again by itself. A connection that
-was lost during a COMMIT proves nothing, and is not repeated: `CommitAmbiguousError` says so to the caller.
+Both failures prove that nothing was committed, so the driver may run the transaction again. A connection that is lost
+during a COMMIT proves nothing, so that is not repeated: the driver raises `CommitAmbiguousError`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class RepeatableError(StoreUnavailableError):
     """Nothing of the transaction was committed, so the driver may run it again."""
 
     tries: ClassVar[int]
-    """How often a transaction is run that fails like this."""
+    """How often a transaction that fails like this is run."""
 
 
 class ConflictError(RepeatableError):
-    """Another transaction won."""
+    """Another transaction conflicted with this one, and won."""
 
     tries = 10
     outage = False
 
 
 class LostError(RepeatableError):
-    """The connection was lost while nothing could be committed; another one may be better."""
+    """The connection was lost before anything could be committed; another one may work."""
 
     tries = 2
 
@@ -43,7 +43,7 @@ def lost(mode: Mode, what: str) -> StoreError:
         case Mode.READ | Mode.ATOMIC:
             return LostError(f"{what}: the connection was lost")
         case Mode.SINGLE:
-            return CommitAmbiguousError(f"{what}: the connection was lost before the answer came")
+            return CommitAmbiguousError(f"{what}: the connection was lost before the reply arrived")
         case _:
             assert_never(mode)
 
@@ -54,16 +54,16 @@ def lost_commit(what: str) -> CommitAmbiguousError:
 
 
 Failures: TypeAlias = tuple[type[RepeatableError], ...]
-"""How the tries so far have failed."""
+"""The failures of the attempts so far."""
 
 
 def is_last(failures: Failures) -> bool:
-    """Whether the last failure has come as often as its kind may."""
+    """Whether the last failure has occurred as often as its kind may."""
     return failures.count(failures[-1]) >= failures[-1].tries
 
 
 def retrying(*kinds: type[RepeatableError]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Call a function again if it fails like this, as often as the kind of the failure may be repeated."""
+    """Call a function again if it fails with one of these kinds, as often as that kind may be repeated."""
 
     def decorate(once: Callable[P, T]) -> Callable[P, T]:
         @wraps(once)
@@ -85,7 +85,7 @@ def retrying(*kinds: type[RepeatableError]) -> Callable[[Callable[P, T]], Callab
 def aretrying(
     *kinds: type[RepeatableError],
 ) -> Callable[[Callable[P, Coroutine[Any, Any, T]]], Callable[P, Coroutine[Any, Any, T]]]:
-    """`retrying` for a function that is awaited."""
+    """`retrying` for an `async def` function."""
 
     def decorate(once: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         @wraps(once)

@@ -1,4 +1,4 @@
-"""Parts of pools: how many places there are for which use, how long a request waits for one, and what is idle."""
+"""Parts of connection pools: slots for each use, the queues that wait for them, and the stack of idle connections."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from oncekey.core.errors import StoreBusyError
 
 
 def business_share(size: int) -> int:
-    """How many connections handlers may hold at once: the rest is left to claims and heartbeats."""
+    """How many connections handlers may hold at once: the rest is reserved for claims and heartbeats."""
     return max(1, size - max(1, size // 5))
 
 
@@ -25,7 +25,7 @@ EXACTNESS: Final = 0.005
 
 
 class Slots:
-    """A limited number of places, for threads."""
+    """A limited number of slots, for threads."""
 
     def __init__(self, count: int, patience: float, server: str = "PostgreSQL") -> None:
         self._count, self._patience, self._server = count, patience, server
@@ -40,16 +40,16 @@ class Slots:
         return False
 
     def taken(self) -> bool:
-        """Take a place if one is free."""
+        """Take a slot if one is free."""
         return self._free.acquire(blocking=False)
 
     def acquire(self, deadline: float) -> None:
-        """Take a place, but do not wait for it past the deadline."""
+        """Take a slot; waits for one until the deadline."""
         if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise _exhausted(self._count, self._patience, self._server)
 
     def release(self) -> None:
-        """Return the place."""
+        """Release the slot."""
         self._free.release()
 
 
@@ -98,7 +98,7 @@ class WaitingTasks:
         self._timer, self._at = loop.call_at(at, self._expire, loop), at
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wake the tasks whose time is over; the next ones are looked for a moment later, and not one by one."""
+        """Wake the tasks whose time is over; the next check is a moment later, so that it serves several tasks."""
         now = loop.time()
         self._timer = None
         waiting = [entry for entry in self.waiters if not entry[0].done()]
@@ -111,7 +111,7 @@ class WaitingTasks:
 
 
 class AsyncSlots:
-    """A limited number of places, for tasks. The task that waits longest gets the next place."""
+    """A limited number of slots, for tasks. The task that waits longest gets the next slot."""
 
     __slots__ = ("_count", "_free", "_patience", "_server", "_waiting", "_watching")
 
@@ -123,25 +123,25 @@ class AsyncSlots:
 
     @property
     def full(self) -> bool:
-        """Whether the next caller has to wait; it must not overtake tasks that were woken for a free place."""
+        """Whether the next caller has to wait; it must not overtake tasks that were woken for a free slot."""
         return self._free == 0 or bool(self._watching.waiters)
 
     def taken(self) -> bool:
-        """Take a place if one is free, without awaiting and without a timer."""
+        """Take a slot if one is free, without awaiting and without a timer."""
         if self._free == 0:
             return False
         self._free -= 1
         return True
 
     async def acquire(self, deadline: float) -> None:
-        """Take a place, but do not wait for it past the deadline."""
+        """Take a slot; waits for one until the deadline."""
         if not self.taken() and not await self._waiting.woken(deadline - time.monotonic(), lost=self.release):
             raise _exhausted(self._count, self._patience, self._server)
 
     async def wait_for_slot(self, seconds: float) -> bool:
-        """Wait a moment for a free place, without taking it: whether there is one now.
+        """Wait a moment for a free slot, without taking it; returns whether there is one now.
 
-        Another task may take the place before the woken one goes on; then that one waits on, as the first.
+        Another task may take the slot before the woken one continues; then that one keeps waiting, as the first.
         """
         if not self.full:
             return True
@@ -152,23 +152,23 @@ class AsyncSlots:
         return woken
 
     def release(self) -> None:
-        """Return the place."""
+        """Release the slot."""
         if self._waiting.waiters and self._waiting.notify():
             return
         if self._free == self._count:
-            raise ValueError("a place was given back twice")
+            raise ValueError("a slot was released twice")
         self._free += 1
         if self._watching.waiters:
             self._watching.notify()
 
     def _pass_on(self) -> None:
-        """Wake another task, because the one that was woken will not use the place."""
+        """Wake another task, because the one that was woken will not use the slot."""
         if self._free > 0:
             self._watching.notify()
 
 
 def _exhausted(size: int, seconds: float, server: str) -> StoreBusyError:
-    """The meaning of a pool whose connections are all in use."""
+    """The error of a pool whose connections are all in use."""
     return StoreBusyError(f"all {size} connections to {server} were in use for {seconds:g} s")
 
 

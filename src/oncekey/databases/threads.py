@@ -1,8 +1,8 @@
-"""Any blocking driver under asyncio, in threads of its own.
+"""Runs a blocking driver under asyncio, in separate threads.
 
-A task that holds a connection must never queue behind a task that waits for one. So each open transaction has a thread
-to itself, in which it can always go on, and whole transactions (claims, heartbeats) run in another set of threads.
-Cancelling a call does not stop its thread: the job is done to its end, and only then does the next one begin.
+A task that holds a connection must never queue behind a task that waits for one. So each open transaction has its own
+thread, in which it can always continue, and whole transactions (claims, heartbeats) run in another set of threads.
+Cancelling a call does not stop its thread: the job runs to its end, and only then does the next one begin.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OF_TRANSACTIONS = "oncekey-tx"
-"""How the names of threads begin that have an open transaction to themselves."""
+"""The prefix of the names of threads for open transactions."""
 
-CANCELLED = "a statement of this transaction was cancelled half-way, so all of it is rolled back"
+CANCELLED = "a statement of this transaction was cancelled, so all of it is rolled back"
 
 
 class Blocking(Protocol):
@@ -60,14 +60,14 @@ class BlockingSharing(Blocking, Protocol):
     """A blocking driver that shares the application's transactions."""
 
     def begin(self) -> BlockingTransaction:
-        """Open one."""
+        """Open a business transaction."""
 
 
 def submitted(executor: Executor, job: Callable[[], T]) -> asyncio.Future[T]:
-    """Begin a job in a thread."""
+    """Start a job in a thread."""
     try:
         return asyncio.get_running_loop().run_in_executor(executor, job)
-    except RuntimeError as error:  # after its pool, or the interpreter, was shut down no thread takes a job
+    except RuntimeError as error:  # the pool of threads or the interpreter was shut down
         raise StoreUnavailableError("the store's driver was closed") from error
 
 
@@ -77,9 +77,9 @@ async def to_its_end(executor: Executor, job: Callable[[], T]) -> T:
 
 
 class ThreadedTransaction:
-    """An open transaction whose blocking calls are made in threads, one at a time.
+    """An open transaction whose blocking calls run in a thread, one at a time.
 
-    `connection` is the blocking one: its handler runs in a thread itself. A call whose task was cancelled goes on in
+    `connection` is the blocking one: its handler runs in a thread itself. A call whose task was cancelled continues in
     its thread, and the next call waits for it. After a cancelled statement the transaction can only be rolled back.
     """
 
@@ -117,7 +117,7 @@ class ThreadedTransaction:
             await self._end(self._commit)
 
     async def rollback(self) -> None:
-        """Roll back, or wait for the end that was begun before."""
+        """Roll back, or wait for an end that has already begun."""
         if self._ending is None:
             await self._end(self._inner.rollback)
         else:
@@ -127,10 +127,10 @@ class ThreadedTransaction:
         try:
             self._inner.commit()
         finally:
-            self._inner.rollback()  # what is committed stays so; a refused commit leaves the transaction open
+            self._inner.rollback()  # no effect after a commit; a refused commit leaves the transaction open
 
     async def _end(self, job: Callable[[], None]) -> None:
-        """Run the last job. It is done to its end, even if the waiting task was cancelled."""
+        """Run the last job to its end, even if the waiting task is cancelled."""
         self._ending = submitted(self._executor, partial(self._in_turn, job))
         self._ending.add_done_callback(lambda _: self._leave())
         await asyncio.shield(self._ending)
@@ -157,7 +157,7 @@ class ThreadedDriver:
 
 
 class SharingThreadedDriver(ThreadedDriver):
-    """The same for a driver that shares the application's transactions; at most `threads` are open at once."""
+    """A `ThreadedDriver` that shares the application's transactions; at most `threads` are open at once."""
 
     def __init__(self, driver: BlockingSharing, *, threads: int = 8, patience: float = 5.0) -> None:
         super().__init__(driver, threads=threads)

@@ -1,4 +1,4 @@
-"""A driver that works inside of the caller's own transaction."""
+"""A driver that works inside the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Within:
-    """A driver that runs everything in the caller's own connection and open transaction.
+    """A driver that runs everything on the caller's own connection, in its open transaction.
 
     It begins, commits and repeats nothing, and sets no savepoint: the transaction is the caller's, and the result of a
     flow is provisional until the caller commits. `execute` runs one statement.

@@ -365,7 +365,7 @@ class Spares:
                 self._free.append(connection)
 
     def inherited(self) -> list[Any]:
-        """Discard those of a parent process, whose threads may also have held the lock: a child starts with none."""
+        """Remove and return the parent's connections; the lock is new, because a parent's thread may have held it."""
         self._lock = threading.Lock()
         free, self._free = self._free, []
         return free

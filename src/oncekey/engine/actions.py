@@ -37,7 +37,7 @@ class Interrupted(BaseException):
 
 
 class Begin:
-    """Open a business transaction and run `first` in it. Result: `(tx, result of first)`, or `(tx, None)` without.
+    """Open a business transaction and run `first` in it. Result: `(tx, result of first)`; `(tx, None)` without one.
 
     A driver may send the first statement in the same message as BEGIN. `blocking`: a `def` handler will write through
     the transaction, in a thread. If `first` fails, the runtime leaves nothing open.
@@ -65,7 +65,7 @@ class Keep:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any = None) -> None:  # noqa: ANN401  (each flow knows its own)
+    def __init__(self, value: Any = None) -> None:  # noqa: ANN401  (its type depends on the flow)
         self.value = value
 
 
@@ -74,7 +74,7 @@ class Drop:
 
     __slots__ = ("value",)
 
-    def __init__(self, value: Any = None) -> None:  # noqa: ANN401  (each flow knows its own)
+    def __init__(self, value: Any = None) -> None:  # noqa: ANN401  (its type depends on the flow)
         self.value = value
 
 
@@ -250,7 +250,7 @@ Life: TypeAlias = Generator[Action, Any, T]
 
 
 class StoppedAtHandler:
-    """What a runtime returns for a flow that stopped at `Invoke`; the adapter resumes it with the `Decision`."""
+    """The result of `run` for a flow that stopped at `Invoke`; the adapter resumes it with the `Decision`."""
 
     __slots__ = ()
 

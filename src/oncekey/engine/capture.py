@@ -85,7 +85,7 @@ class Capture:
 
     def _spill(self) -> IO[bytes]:
         if self._spool is None:
-            self._spool = tempfile.TemporaryFile()  # noqa: SIM115  (it lives as long as the exchange)
+            self._spool = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the exchange)
             self._spool.writelines(self._chunks)
             self._chunks.clear()
         return self._spool

@@ -2,13 +2,13 @@
 
 Nothing here waits or depends on a framework. An adapter that has all parts at once calls `claim_of`. One that has to
 wait in between, for the body or for the authentication that names the tenant, calls its steps in the same order:
-`key_of` before it reads the body, because a request without a valid key is refused whatever its body is;
+`key_of` before it reads the body, because a request without a valid key is refused regardless of its body;
 `fingerprint_for` before it identifies the caller; and then `claim_input_of`, whose result is enough to find a stored
 response, and `claim_for`. A refusal by any of them stores nothing.
 
 Everything that does not depend on the request is computed at enrolment, see `Enrolment`.
 
-The claim of a PHASED request keeps the request itself, for the completer: see `engine.kept_request`.
+The claim of a PHASED request contains the request itself, for the completer: see `engine.kept_request`.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ CREDENTIAL_FIELDS: Final = frozenset(
 SHORTEST_CREDENTIAL: Final = 16
 """A shorter value is not a secret: a test may send `Bearer acme` for the tenant `acme`."""
 IS_CREDENTIAL: Final = (
-    "the {what} function returned the credential of the field {field!r}, and oncekey stores what it returns in clear: "
-    "return the id of the user or of the account that the credential belongs to; to bind keys to the credential "
-    "itself, which stores its digest, say Policy(bind_to=BindTo.TOKEN)"
+    "the {what} function returned the credential of the field {field!r}, but oncekey stores the {what} in clear text: "
+    "return the id of the user or account that the credential belongs to; to bind keys to the credential itself, of "
+    "which only a digest is stored, set Policy(bind_to=BindTo.TOKEN)"
 )
 _OPERATION: Final = "operation"
 JSON: Final = b"application/json"
@@ -189,7 +189,7 @@ def scope_for(policy: Policy, namespace: str, caller: Caller, operation: str) ->
 
 
 def check_names(caller: Caller, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    """Refuse a tenant or principal that is the caller's own credential: both are stored in clear.
+    """Refuse a tenant or principal that is the caller's own credential: both are stored in clear text.
 
     Raises:
         ConfigurationError: One of the functions returned the credential of the request.
@@ -204,7 +204,7 @@ def check_names(caller: Caller, headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: frozenset[bytes] = frozenset()) -> Claim:
-    """The claim for an input; `keep_headers` are kept for the completer, too."""
+    """The claim for an input; `keep_headers` are also stored for the completer."""
     policy, spans = enrolment.policy, enrolment.spans
     record_id, fingerprint, parts, caller = claim_input
     kept = None
@@ -213,7 +213,7 @@ def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: fr
         kept = kept_request.to_stored(kept_request.kept_request_of(parts, caller, keep_headers), policy.secret, about)
     # One random draw for both ids. It comes from the kernel, so a forked process gets different bytes.
     drawn = os.urandom(24)
-    return Claim(  # by position, because a class takes twice as long to read its arguments by name
+    return Claim(  # by position: passing keyword arguments to a class takes twice as long
         record_id,
         UUID(int=int.from_bytes(drawn[:16], "big") & ~_NOT_RANDOM | _VERSION_4),
         enrolment.operation,
@@ -233,7 +233,7 @@ def claim_for(claim_input: ClaimInput, enrolment: Enrolment, *, keep_headers: fr
 
 
 def _forked() -> None:
-    global PROCESS  # noqa: PLW0603  (a name for each process, made up once)
+    global PROCESS  # noqa: PLW0603  (one name per process)
     PROCESS = f"{socket.gethostname()}:{os.getpid()}"
 
 

@@ -21,17 +21,17 @@ else:
     patterns = Lazy("oncekey.engine.patterns")
 
 WHAT_EFFECTS_MEAN = (
-    "say what the handler does to the world: effects=LOCAL (it writes only through op.connection), "
+    "declare the handler's side effects: effects=LOCAL (it writes only through op.connection), "
     "effects=PHASED (named phases, each one transaction or one outside call), effects=OUTBOX (a worker makes the "
-    "outside call later) or effects=INLINE (it talks to the outside directly, so a crash means an unknown outcome)"
+    "outside call later) or effects=INLINE (it calls the outside directly, so a crash means an unknown outcome)"
 )
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 """Methods that change nothing: a decorated handler does not require a key for them, and a key has no effect."""
 
 NEEDS_KEY = (
-    "{operation}: effects={effects} is gone on with by its key, so every request needs one; "
-    "say require_key=True, or use effects=LOCAL"
+    "{operation}: with effects={effects} a request is resumed by its key, so every request needs one: "
+    "set require_key=True, or use effects=LOCAL"
 )
 
 SCHEMA = "oncekey"
@@ -126,8 +126,8 @@ def enrol(operation: str, effects: Effects, policy: Policy, owner: object, **opt
     """An enrolment for code that cannot be decorated; `options` are settings of the policy."""
     if effects is not Effects.INLINE:
         raise ConfigurationError(
-            f"{operation}: a handler that is enrolled by its path is handed no transaction, so its effects can only "
-            "be INLINE; decorate it with @once.protect to use another kind"
+            f"{operation}: a handler that is enrolled by its path gets no transaction, so its effects can only be "
+            "INLINE: for other effects, decorate it with @once.protect"
         )
     return Enrolment(operation, effects, policy.override(**options), owner)
 
@@ -153,7 +153,7 @@ class Patterns:
     def find_spelled(self, method: str, *paths: str) -> Enrolment | None:
         """The enrolment of a request by any spelling of its path, for an application whose router cannot be queried.
 
-        An application may serve `//jobs` and `/jobs/` as `/jobs`: to require a needless key is safer than to run twice.
+        An application may serve `//jobs` and `/jobs/` as `/jobs`; requiring a needless key is safer than running twice.
         """
         if method not in self.methods:
             return None

@@ -10,8 +10,8 @@ copy is judged by the same pure rules as a record. If a copy is missing, unreada
 reply, the request reads the store as if there were no front.
 
 **Sealed.** A name is a keyed hash of installation, scope and key, and a value is encrypted and authenticated under that
-name (AES-GCM), with a key that is derived from the policy's secret. So a Redis can read nothing, and a value that it
-invents, truncates, or takes from another key, tenant or installation is rejected.
+name (AES-GCM), with a key that is derived from the policy's secret. So a Redis server can read nothing, and a value
+that it invents, truncates, or takes from another key, tenant or installation is rejected.
 
 **Expiring by the store's clock.** A Redis can still return outdated values: a copy from before an operator's `bust`, or
 from before a settlement. So each value contains, under the seal, the instant at which it expires: at most the front's
@@ -62,11 +62,9 @@ if TYPE_CHECKING:
     from oncekey.ports.store import FrontConnection
 
 NEEDS_CRYPTOGRAPHY: Final = (
-    "what is kept in a shared replay_cache or lock_hint is sealed: pip install 'oncekey[encryption]'"
+    "the content of a shared replay_cache or lock_hint is encrypted: pip install 'oncekey[encryption]'"
 )
-NO_TABLES: Final = (
-    "a replay_cache or lock_hint at a Redis stands in front of a SQL store; this one has no tables to know it by"
-)
+NO_TABLES: Final = "a replay_cache or lock_hint in Redis needs a SQL store: this store has no tables that identify it"
 Said: TypeAlias = "list[bytes | None] | None"
 """The reply of a shared front to each command; None: it did not reply."""
 ANSWER, HOLD = "a", "h"

@@ -38,8 +38,8 @@ KEPT_HEADERS: Final = frozenset(
 """Fields that describe the body, the wanted response and the trace. Fields that may authenticate are not stored."""
 
 NEEDS_CRYPTOGRAPHY: Final = (
-    "a secret is set, so the requests that are kept for completing have to be encrypted: "
-    "pip install 'oncekey[encryption]', or say complete=False"
+    "a secret is set, so the requests that are stored for the completer must be encrypted: "
+    "pip install 'oncekey[encryption]', or set complete=False"
 )
 
 _PLAIN: Final = b"0"
@@ -108,13 +108,13 @@ def from_stored(stored: bytes, secret: bytes | None, about: str) -> KeptRequest:
     if form == _PLAIN:
         return _request(json.loads(rest))
     if secret is None:
-        raise UnreadableError("the request was kept under a secret, and there is none now")
+        raise UnreadableError("the request was encrypted with a secret, and none is set now")
     from cryptography.exceptions import InvalidTag  # noqa: PLC0415  (an optional package)
 
     try:
         return _request(json.loads(_cipher(secret).decrypt(rest[:_NONCE], rest[_NONCE:], about.encode())))
     except InvalidTag as error:
-        raise UnreadableError("the request was kept under another secret") from error
+        raise UnreadableError("the request was encrypted with another secret") from error
 
 
 def check_sealing(secret: bytes | None) -> None:

@@ -1,4 +1,4 @@
-"""Migrations as flows: which of them a store lacks, and whether this version can work with its tables."""
+"""Migrations as flows: runs those that a store lacks, and checks that this version can work with its tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operator's commands as flows: read, decide by the table of moves, write together with the audit."""
+"""An operator's commands as flows: read, decide by the table of moves, write the move together with its audit."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from oncekey.ops.stats import Roll, Tally
     from oncekey.ports.store import Audit, Operate, Outbox, Store, Survey
 
-NOT_HERE = "this store has nothing for operators to work with: `oncekey stores` says which have"
-NO_LETTER = "there is no dead letter of this id"
-DIED_AGAIN = "it has changed since you looked: it was tried again, and failed again"
-OPEN_AGAIN = "it has changed since you looked: its request is unknown, and would be settled with it"
-ORPHAN = "its request is gone, or settled without it, so no request needs the call: only `oncekey dlq discard` is left"
+NOT_HERE = "this store does not support operator commands: `oncekey stores` lists the stores that do"
+NO_LETTER = "there is no dead letter with this id"
+DIED_AGAIN = "it has changed since you looked: it was retried, and failed again"
+OPEN_AGAIN = "it has changed since you looked: the outcome of its request is unknown, and would be settled, too"
+ORPHAN = "its request was deleted, or settled without it, so nothing needs the call: run `oncekey dlq discard`"
 
 GIVEN_UP = (
-    "An operator gave the operation up: it will not be tried again, and this is its answer for good. "
-    "Ask again with a new key if it is still wanted."
+    "An operator gave up this operation: it will not be retried, and this response is final. "
+    "To execute it after all, send the request with a new key."
 )
 
 BATCHES: Final = 10

@@ -1,4 +1,4 @@
-"""The operation that a handler gets: `Operation` for `async def`; `SyncOperation`, for `def`, has its own module."""
+"""`Operation`: what an `async def` handler receives as `op`; `SyncOperation`, for `def`, has its own module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ R = TypeVar("R")
 P = ParamSpec("P")
 Op = TypeVar("Op", bound="Operation[Any] | SyncOperation[Any]")
 
-LOST = "another owner has this key now: what this handler still does is not stored"
+LOST = "another owner has this key now: nothing that this handler does from now on is stored"
 NO_CONNECTION = (
     "op.connection is for effects=LOCAL and OUTBOX, where the business rows commit with the key; a PHASED handler "
     "writes in op.phase(name, fn, ...), an INLINE handler opens its own"
@@ -48,7 +48,7 @@ NO_CONNECTION = (
 NOT_PHASED = "op.{what} is for effects=PHASED"
 NOT_OUTBOX = "op.defer is for effects=OUTBOX, where a worker makes the call and its result is the response"
 NO_OUTBOX = (
-    "op.emit writes a parcel with the business rows, so it is for effects=LOCAL, OUTBOX and, inside of op.phase, PHASED"
+    "op.emit writes a parcel with the business rows, so it is for effects=LOCAL, OUTBOX and, inside op.phase, PHASED"
     ", on a store with an outbox (`oncekey stores`)"
 )
 WRONG_ORDER = (

@@ -28,7 +28,7 @@ class Pattern:
         """Parse `METHOD /path/{name}`; `{name}` is one segment, `{name:path}` the rest."""
         method, _, path = text.partition(" ")
         if not method.isupper() or not path.startswith("/"):
-            raise ConfigurationError(f"{text!r} is no enrolment pattern: write it as 'POST /path/{{name}}'")
+            raise ConfigurationError(f"{text!r} is not an enrolment pattern: write it as 'POST /path/{{name}}'")
         return cls(text, method, _template(path), _template(plain(path), spelled=True))
 
     @property

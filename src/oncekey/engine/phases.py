@@ -256,7 +256,7 @@ class PhasedRun:
             raise
         return rejected(entry) if final_no else entry
 
-    def recalled(self, entry: MemoEntry, declared: Any) -> Any:  # noqa: ANN401  (whatever was declared)
+    def recalled(self, entry: MemoEntry, declared: Any) -> Any:  # noqa: ANN401  (of the declared type)
         """The stored result of a call, converted as declared.
 
         If that fails, nothing is lost, because the result is stored; but the handler would fail on every run. So the
@@ -328,14 +328,14 @@ class PhasedRun:
         if not self.unsent_call:
             self.failed = failed
             raise ConfigurationError(
-                f"{failed!r} failed, which is not stored, so a resumed handler would try it again: do the same, or "
-                f"return what was found instead of raising it; {name!r} cannot follow"
+                f"{name!r} cannot follow {failed!r}, which failed: the failure is not stored, so a resumed handler "
+                f"would run {failed!r} again; run it again here, or return the finding from it instead of raising"
             )
         self.script.asked.append(failed)
         self.script.learn(not_sent(failed))
 
 
-def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (whatever was stored)
+def recalled(entry: MemoEntry) -> Any:  # noqa: ANN401  (of any stored type)
     """Return a stored result; raise if it is the provider's final refusal, or shows that no call was made."""
     value = decode(entry.result)
     if is_rejection(entry):

@@ -51,23 +51,23 @@ if TYPE_CHECKING:
 MOST_INLINE = 1000
 """How many unknown INLINE records a webhook is compared with: they announce no calls that could be looked up."""
 
-_ANOTHER_LIFE = "the key has begun another life since"
-_ANOTHER_CALL = "the call that is open is another one"
+_ANOTHER_LIFE = "the key has expired and was used again since then"
+_ANOTHER_CALL = "a different call is open now"
 
 
 class Became(StrEnum):
     """The effect of evidence on its record."""
 
     SETTLED = "settled"
-    """It settled its record just now."""
+    """It settled its record."""
     KEPT = "kept"
-    """It is stored: its record is not known yet or still has an owner, or more is needed."""
+    """It is stored for later: its record is not known yet or still has an owner, or the evidence is undecided."""
     AGREES = "agrees"
     """The record has the same outcome."""
     CONTRADICTS = "contradicts"
     """The record has another outcome, and is not changed: an operator has to check."""
     UNCLEAR = "unclear"
-    """It may concern several calls, or only other sources used its provider id: stored for an operator."""
+    """It may concern several calls, or its provider id is known only from other sources: stored for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ def receive(
     evidence, new = yield from reconcile_of(store).add(report)
     conflict = not new and _content(evidence.report) != _content(report)
     if conflict:
-        # Another message has this event id. This one gets a separate id, so that its repetition is recognised, too.
+        # Another message has this event id. This one gets a separate id, so that a repetition of it is recognised, too.
         digest = hashlib.sha256(repr(_content(report)).encode()).hexdigest()
         evidence, new = yield from reconcile_of(store).add(replace(report, event_id=f"{report.event_id}#{digest}"))
     target = yield from target_of(store, report, resolvers.inline_calls, name=True)
@@ -235,7 +235,7 @@ def compared(store: Store, target: EvidenceTarget, resolution: Resolution) -> Fl
         return None
     known, reported = known_outcome(record, target.phase), _outcome(resolution)
     if known is None or reported is None:
-        # "May run again" against "was executed": only a person can find out which of them is wrong.
+        # The record may run again, but the evidence reports an execution: only a person can find out which is wrong.
         retryable = record.state is State.FAILED_RETRYABLE and record.intent is None
         return EvidenceVerdict.CONTRADICTS if retryable and reported is Outcome.SUCCESS else None
     return EvidenceVerdict.AGREES if known is reported else EvidenceVerdict.CONTRADICTS
@@ -344,4 +344,4 @@ def _kept(
             yield from port.store_verdict(evidence, verdict)
     except (StoreError, ResultNotStorableError) as error:
         digest = key_digest(lease.id.key)
-        log.error("oncekey: the evidence of it could not be kept (%s, digest %s)", type(error).__name__, digest)
+        log.error("oncekey: that evidence could not be stored (%s, digest %s)", type(error).__name__, digest)

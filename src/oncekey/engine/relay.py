@@ -1,4 +1,4 @@
-"""The relay's work on a parcel, as flows: take it up, and store the result of its call.
+"""The relay's flows for one parcel: prepare its call, and store the result.
 
 A message (`emit`) is delivered at least once and never touches a record. A deferred call (`defer`) is one announced
 call of its record. If its result is stored, the relay settles without calling; if it may have been sent, the relay
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oncekey.ports.store import Outbox
 
 MARGIN: Final[Duration] = 5 * SECOND
-"""How much longer a parcel's lease is than its longest call: the result has to be written, too."""
+"""The time by which a parcel's lease exceeds its longest call: the result has to be written, too."""
 NOT_STORABLE: Final = "result_not_storable"
 """The error code of a record whose call was made, and whose result cannot be stored."""
 SPENT: Final = "attempts_exhausted"

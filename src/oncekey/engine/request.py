@@ -49,14 +49,14 @@ LOSSES = 3
 
 _WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
 COMMIT_LOST = "commit_reply_lost"
-NO_OUTBOX = "parcels need a store with an outbox: `oncekey stores` says which have one"
+NO_OUTBOX = "parcels need a store with an outbox: `oncekey stores` lists them"
 
 
 def begin(records: Records, claim: Claim, policy: Policy) -> Flow[Verdict]:
     """Claim the right to execute. Each round is one read and at most one compare-and-swap.
 
     A write whose reply was lost may have been executed, or may still be. So the next round reads again: a record that
-    names our owner is ours. It writes under another incarnation, because two lives of a key never share one.
+    names our owner is ours. It writes under another incarnation, because no incarnation is used twice.
     """
     snapshot: Snapshot | None = None
     met: Record | None = None

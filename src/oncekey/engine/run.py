@@ -118,7 +118,7 @@ class Site:
     wake: Callable[[], None] = field(default=lambda: None)
     """Wakes the relay of this process, if it has one, after parcels were committed."""
     inline_calls: Callable[[], Mapping[str, str]] = dict
-    """By operation, the call of INLINE handlers whose provider has a resolver or sends webhooks."""
+    """The calls of INLINE handlers by operation, if their provider has a resolver or sends webhooks."""
     settled_keys: SettledKeys = field(default_factory=SettledKeys)
     notify: Notify | None = None
     """Reports events to the observers; None: there are none."""

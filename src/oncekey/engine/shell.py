@@ -22,10 +22,10 @@ else:
 SOON = 0.2
 """Seconds a request waits for a connection before it looks for a stored response: quick handlers are done by then."""
 
-UNSHARED = "effects={effects} needs a store that shares the application's transactions: `oncekey stores` says which do"
+UNSHARED = "effects={effects} needs a store that shares the application's transactions: `oncekey stores` lists them"
 UNOPENED = (
-    "this store shares no transaction with the application, so there is no op.phase, op.connection or once.session: a "
-    "PHASED handler has op.call and op.value here"
+    "this store shares no transaction with the application, so there is no op.phase, op.connection or once.session: "
+    "in a PHASED handler, use op.call and op.value"
 )
 
 

@@ -196,5 +196,5 @@ def async_call(method: Callable[..., Any]) -> _AsyncMethod:
 
 
 def blocking_call(method: Callable[..., Any]) -> _BlockingMethod:
-    """The same for a blocking method."""
+    """Declare the type of a blocking method; it is returned unchanged."""
     return method

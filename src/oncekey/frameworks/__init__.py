@@ -1,1 +1,1 @@
-"""Adapters: from a framework's request to the engine and back. One small package per kind of framework."""
+"""Adapters between web frameworks and the engine, and the code that they share."""

@@ -1,4 +1,4 @@
-"""The page for the consumers of an API, which every refusal links to, generated from the settings of its routes."""
+"""The page for the consumers of an API, which every refusal links to. It is generated from the routes' settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from oncekey.core.answers import Answer
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Code, Effects
-from oncekey.core.policy import InProgress, OnExpired, Policy
+from oncekey.core.policy import Flavor, InProgress, OnExpired, Policy
 from oncekey.core.problems import PROBLEMS
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.frameworks.openapi import statuses_of
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 
 _SYNTAX: Final = {
     HeaderSyntax.STRICT: 'in double quotes (<code>"8e03978e-…"</code>, a structured-field string)',
-    HeaderSyntax.COMPAT: "in double quotes or bare; both forms name the same key",
+    HeaderSyntax.COMPAT: "with or without double quotes; both forms mean the same key",
     HeaderSyntax.BARE: "bare, without quotes",
 }
 _STATES: Final = (
     ("pending", "accepted; a worker will execute it"),
     ("in_progress", "running"),
-    ("completed", "done; <code>response</code> holds the stored response"),
-    ("failed_retryable", "nothing was executed, or a step is left; a retry with the same key runs it"),
-    ("unknown", "it may have been executed; a retry does not run it again"),
+    ("completed", "done; <code>response</code> contains the stored response"),
+    ("failed_retryable", "not finished; a retry with the same key executes it, or completes what is left"),
+    ("unknown", "it may have been executed; a retry does not execute it again"),
 )
+_FLAVORS: Final = {Flavor.IETF: "the IETF draft", Flavor.STRIPE: "Stripe's API"}
 _STYLE: Final = """
 :root{color-scheme:light dark;--ink:#1b1f24;--soft:#57606a;--line:#d0d7de;--shade:#f3f5f7;--page:#fff}
 @media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--soft:#9aa5b1;--line:#3a424c;--shade:#1c2128;--page:#0f1318}}
@@ -46,11 +47,13 @@ code{font:.9em ui-monospace,monospace;overflow-wrap:anywhere}
 pre{background:var(--shade);border:1px solid var(--line);border-radius:6px;padding:.75rem 1rem;white-space:pre-wrap}
 table{border-collapse:collapse;width:100%;margin:.5rem 0 1rem}
 th,td{text-align:left;vertical-align:top;padding:.45rem .75rem .45rem 0;border-bottom:1px solid var(--line)}
+tbody tr:last-child td{border-bottom:0}
 th{color:var(--soft);font-weight:600}
 th:first-child{min-width:9rem}
 @media(max-width:40rem){
 thead{display:none}
-tr{display:block;padding:.5rem 0;border-bottom:1px solid var(--line)}
+tr{display:block;padding:.5rem 0}
+tr+tr{border-top:1px solid var(--line)}
 td{display:block;border:0;padding:.1rem 0}
 td:first-child,td:first-child code{font-weight:600}
 ul{padding-left:1.25rem}
@@ -98,29 +101,29 @@ request. The request is executed once, and each retry receives the original resp
 <li>On {", ".join(sorted(SAFE - {"TRACE"}))} the header has no effect.</li>
 <li>Keys are valid for {_span(policy.ttl)}{_unless(routes)}. Within that time, a repeat receives the status and body of
 the first response, with <code>{escape(policy.replayed_header)}: true</code>;
-<code>{escape(policy.expires_header)}</code> names the end.</li>
+<code>{escape(policy.expires_header)}</code> is the end of that time.</li>
 <li>The same key with another request receives {PROBLEMS[Code.KEY_REUSED].status_in(policy.flavor)}, and nothing is
 executed.{" Each operation has its own keys." if policy.separate_operations else ""}</li>
 </ul>
 {_routes(routes)}<h2 id="retry">When to retry</h2>
-{_table("What came back", "What to do", _REACTIONS)}
+{_table("Response", "What to do", _REACTIONS)}
 <h2 id="status">The state of a request</h2>
 {_status(status_path, policy)}
 <h2 id="expiry">After a key has expired</h2>
 {_expiry(policy)}
 <h2 id="problems">Problems</h2>
-<p>Status codes follow the {policy.flavor.value} flavour. The header is described by an IETF draft
-(draft-ietf-httpapi-idempotency-key-header-07), which has expired and is no standard.</p>
+<p>Status codes follow {_FLAVORS[policy.flavor]}. The header is described by
+draft-ietf-httpapi-idempotency-key-header-07, an IETF draft that has expired and is not a standard.</p>
 {_problems(policy, routes)}
 </main></body></html>
 """
 
 
 _REACTIONS: Final = (
-    ("no response, a time-out, a lost connection", "retry with the same key, after a random and growing pause"),
+    ("none: a time-out or a lost connection", "retry with the same key, with exponential backoff and jitter"),
     ("2xx, 3xx", "done"),
-    ("202 or 409 with <code>Retry-After</code>", "wait as long as it says, then send the same request and key"),
-    ("408, 425, 429, 5xx", "retry with the same key, not before <code>Retry-After</code>"),
+    ("202 or 409 with <code>Retry-After</code>", "wait that long, then send the same request and key"),
+    ("408, 425, 429, 5xx", "retry with the same key, after <code>Retry-After</code> if it is there"),
     ("401, 403", "authenticate, then send the same request with the same key"),
     ("other 4xx", "do not retry: fix the request and send it with a new key"),
     ("any response marked as a replay", "do not retry: it is final"),
@@ -140,7 +143,7 @@ def _key_rules(policy: Policy) -> str:
 
 def _unless(routes: dict[str, Enrolment]) -> str:
     lives = {enrolment.policy.ttl for enrolment in routes.values()}
-    return " unless the route says otherwise" if len(lives) > 1 else ""
+    return " unless listed otherwise below" if len(lives) > 1 else ""
 
 
 def _span(span: timedelta) -> str:
@@ -171,7 +174,7 @@ def _routes(routes: dict[str, Enrolment]) -> str:
 
 
 def _operation(enrolment: Enrolment) -> str:
-    """The name that the status resource takes, where each operation has its own keys."""
+    """The operation's name for the status resource, if each operation has its own keys."""
     named = f" operation <code>{escape(enrolment.operation)}</code>"
     return named if enrolment.policy.separate_operations else ""
 
@@ -192,14 +195,14 @@ def _waiting(enrolment: Enrolment) -> str:
 
 def _status(path: str | None, policy: Policy) -> str:
     if path is None:
-        return "<p>Send the request again with the same key: the response tells what became of the first one.</p>"
+        return "<p>Send the request again with the same key: the response shows the outcome of the first one.</p>"
     rows = [(f"<code>{name}</code>", meaning) for name, meaning in _STATES]
     whose = "?operation={operation}" if policy.separate_operations else ""
-    return f"""<p><code>GET {escape(path)}/{{key}}{whose}</code> returns the state of your request, with the
-credentials that you sent it with. The key is percent-encoded, without quotes. While the request is not finished the
-response has <code>Retry-After</code>.</p>
-{_table("state", "Meaning", rows)}
-<p>404: there is no such key, it has expired, or it is another caller's.</p>"""
+    return f"""<p><code>GET {escape(path)}/{{key}}{whose}</code> returns the state of your request. Use the
+credentials of the request, and percent-encode the key, without quotes. Until the request is finished, the response has
+<code>Retry-After</code>.</p>
+{_table("State", "Meaning", rows)}
+<p>404: the key does not exist, has expired, or belongs to another caller.</p>"""
 
 
 def _expiry(policy: Policy) -> str:

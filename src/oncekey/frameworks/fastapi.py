@@ -68,7 +68,7 @@ def warn_of_late_commits(app: FastAPI) -> None:
             for call in _late(dependant):
                 log.warning(
                     "oncekey: %s (%s) depends on %s, which ends after the response was stored and sent; if it "
-                    "commits, its rows can be lost behind a stored success: write through op.connection or "
+                    "commits, its rows can be lost although a success was stored: write through op.connection or "
                     'once.session, or use Depends(..., scope="function")',
                     enrolment.operation,
                     path,

@@ -1,4 +1,4 @@
-"""`tenant=Depends(...)` in FastAPI.
+"""`tenant=Depends(...)` in FastAPI: a dependency of the application identifies the tenant or the principal.
 
 The dependency that returns the tenant is resolved on demand, with its overrides. A separate application with one route
 resolves it: so FastAPI's own rules apply to sub-dependencies, `yield`, security and `dependency_overrides`, and no

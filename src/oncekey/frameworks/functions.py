@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 _OPERATIONS = (Operation, SyncOperation)
 DONE: Final = 200
 DECLINED: Final = 422
-"""In place of a status: a value, and a final refusal."""
+"""The status that stands for a returned value (`DONE`) or a final refusal (`DECLINED`)."""
 _NO: Final = 400
 _FAULT: Final = 500
 _ABANDONED: Final = (408, 410)
@@ -126,7 +126,7 @@ class Function:
             raise
 
     async def enter(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Resume a call whose process died, by a completer's request, like one to an application."""
+        """Resume a call whose process died: a completer sends it as a request, as it does to an application."""
         stored, status = (await receive())["body"], DONE
         asked = FunctionCall(scope[RESUMPTION].record.id.key, "", {}, stored, scope[RESUMPTION])
         try:
@@ -165,7 +165,7 @@ class Function:
             try:
                 op = operation_of(SyncOperation, run, calling.stepping(runtime.drive))
                 calling.returned(threaded.called(calling.invoke, op, calling.ended, run.enrolment))
-            except BaseException as error:  # noqa: BLE001  (whatever it is, the life ends before it goes on)
+            except BaseException as error:  # noqa: BLE001  (any exception: the flow ends before it is raised)
                 calling.raised(error)
             finally:
                 running.reset(token)
@@ -447,7 +447,7 @@ def _around() -> Iterator[Run]:
 
 
 def _is_failure(answer: Answer) -> bool:
-    """Whether it only reports that the run failed, which the function's own exception does better."""
+    """Whether the response only reports that the run failed: the function's own exception is more precise."""
     return isinstance(answer.verdict, Refuse) and answer.verdict.code is Code.EXECUTION_FAILED
 
 

@@ -96,7 +96,7 @@ class Limits:
             return too_old  # the claim fails in the same way, and reports it
 
     def looks_up(self, caller: str, policy: Policy) -> Life[Refuse | None]:
-        """Why a caller may not query a key's state now."""
+        """The refusal of a caller who queries too often; None if the caller may query a key's state now."""
         if policy.max_lookups_per_second is None:
             return None
         return (yield from self._hit("lookups", caller, policy.max_lookups_per_second, policy))
@@ -144,7 +144,7 @@ class Limits:
             return None
         return Refuse(Code.RATE_LIMITED, retry_after=max(1, math.ceil(resets_at - self._now() / 1_000_000)))
 
-    def _limiter(self, url: str | None) -> Any:  # noqa: ANN401  (of a package that may not be there)
+    def _limiter(self, url: str | None) -> Any:  # noqa: ANN401  (of an optional package)
         limiters = self._threads if self._blocking else self._limiters.setdefault(asyncio.get_running_loop(), {})
         if url not in limiters:
             # If two threads are first at the same time, both use the same counter.

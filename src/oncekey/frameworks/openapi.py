@@ -95,7 +95,7 @@ def describe_one(
 def _operation(
     paths: dict[str, Any], by_shape: Mapping[str, str], bases: list[str], path: str, method: str
 ) -> dict[str, Any] | None:
-    """The operation of a route, whatever its parameters are named and whatever the base path of the servers."""
+    """The operation of a route, regardless of the names of its parameters and of the servers' base path."""
     for candidate in (path, *(path.removeprefix(base) for base in bases if path.startswith(f"{base}/"))):
         found = candidate if candidate in paths else by_shape.get(_NAMED.sub("{}", candidate))
         about = None if found is None else paths[found].get(method.lower())
@@ -109,7 +109,7 @@ def _bases(document: Mapping[str, Any]) -> Iterator[str]:
         yield urlsplit(str(server.get("url", ""))).path.rstrip("/")
 
 
-def _resolved(value: Any, document: Mapping[str, Any]) -> Any:  # noqa: ANN401  (anything that a document holds)
+def _resolved(value: Any, document: Mapping[str, Any]) -> Any:  # noqa: ANN401  (any part of a document)
     """The target of a reference inside the document; other references are returned unchanged."""
     reference = value.get("$ref") if isinstance(value, dict) else None
     if not isinstance(reference, str) or not reference.startswith("#/"):
@@ -161,7 +161,7 @@ def _describe(about: dict[str, Any], enrolment: Enrolment, document: Mapping[str
         if status.startswith("2") and "$ref" not in response:
             headers = response.setdefault("headers", {})
             headers[policy.key_header] = _header("The key, as received.")
-            headers[policy.expires_header] = _header("Until when a retry receives this response.")
+            headers[policy.expires_header] = _header("The time until which a retry receives this response.")
             headers[policy.replayed_header] = _header("`true` if this response was stored by an earlier request.")
 
 
@@ -172,7 +172,7 @@ def _add_accepted(response: dict[str, Any]) -> None:
     response.setdefault("content", {}).setdefault("application/json", {"schema": PENDING})
     response.setdefault("headers", {}).update(
         {
-            "Retry-After": _header("Seconds to wait before repeating the request."),
+            "Retry-After": _header("Seconds to wait before retrying the request."),
             "Location": _header("The URL of the request's status."),
         }
     )
@@ -191,7 +191,7 @@ def _add_problem(response: dict[str, Any], code: Code, status: int, policy: Poli
             code.value, {"summary": PROBLEMS[code].title, "value": json.loads(page.body)}
         )
     if PROBLEMS[code].waiting_helps:
-        response.setdefault("headers", {})["Retry-After"] = _header("Seconds to wait before repeating the request.")
+        response.setdefault("headers", {})["Retry-After"] = _header("Seconds to wait before retrying the request.")
     if status == _ACCEPTED or code is Code.OUTCOME_UNKNOWN:
         response.setdefault("headers", {})["Location"] = _header("The URL of the request's status.")
 

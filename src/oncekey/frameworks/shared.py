@@ -93,7 +93,7 @@ class ApplicationShared:
         self.wake: Callable[[], None] = lambda: None
         """Wakes the workers of this process, if there are any, when parcels were committed."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
-        """The call of INLINE handlers by operation, whose provider has a resolver or a webhook."""
+        """The calls of INLINE handlers by operation, if their provider has a resolver or sends webhooks."""
         self.routes: Callable[[], Iterable[Served] | None] = lambda: None
         """The routes of the application, if it lists them."""
         self.notify: Notify | None = None

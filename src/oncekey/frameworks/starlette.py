@@ -1,4 +1,4 @@
-"""Starlette, and its parts that FastAPI shares: the middleware's place, the status resource, callers, and routes.
+"""Starlette, and the code that FastAPI shares: the middleware's place, the status resource, callers, and routes.
 
 `tenant` and `principal` take its requests. Its routes, also in mounts and included routers, are checked at start-up.
 """
@@ -119,7 +119,7 @@ class Directness:
         self._known: dict[object, tuple[int, bool]] = {}
 
     def __call__(self, scope: Scope, endpoint: object) -> bool:
-        """Judge an endpoint, once for as long as no route is added."""
+        """Judge an endpoint; the verdict is cached until a route is added."""
         # Instrumentation that counts routes must see this one, too.
         if scope.get("app") is not self._app or scope.get("fastapi.telemetry") is not None:
             return False
@@ -239,7 +239,7 @@ def raised(app: Starlette) -> Callable[[Exception], App]:
     return answering
 
 
-def identify_by(app: Any, given: Any, what: str) -> Identify:  # noqa: ANN401  (FastAPI's Depends(...) is nothing we import)
+def identify_by(app: Any, given: Any, what: str) -> Identify:  # noqa: ANN401  (FastAPI's Depends(...) is not imported here)
     """The function that identifies the tenant or principal: one of the request, or a FastAPI dependency."""
     if given is SINGLE_TENANT:
         return given  # no request object is needed for a constant

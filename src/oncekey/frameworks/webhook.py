@@ -176,7 +176,7 @@ class WebhookReceiver:
         return WebhookReply(200, "Not about a call.") if sighting is None else VerifiedEvent(sighting, body)
 
     def apply(self, store: Store, event: VerifiedEvent) -> Flow[WebhookReply]:
-        """Store a verified message and apply it; a store failure is a response, too."""
+        """Store a verified message and apply it; a failure of the store becomes a response, too."""
         return self._counted((yield from self._applied(store, event)))
 
     def _applied(self, store: Store, event: VerifiedEvent) -> Flow[WebhookReply]:
@@ -244,7 +244,7 @@ def _verified_by(verify: Verify, secret: Secrets) -> Callable[[Headers, bytes], 
             fields[field] = f"{fields[field]}, {text}" if field in fields else text
         try:
             return verify(fields, body) is True
-        except Exception as error:  # noqa: BLE001  (whatever a provider's package raises for a wrong signature)
+        except Exception as error:  # noqa: BLE001  (a provider's package may raise anything for a wrong signature)
             log.warning("oncekey: the verify function of a webhook raised %s", type(error).__name__)
             return False
 
@@ -293,7 +293,7 @@ class WsgiWebhook:
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
         posted = environ["REQUEST_METHOD"] == "POST"
-        reply = self._answer(environ) if posted else WebhookReply(405, "Webhooks are posted.")
+        reply = self._answer(environ) if posted else WebhookReply(405, "Send webhooks with POST.")
         body = reply.body
         headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
         if not posted:

@@ -158,7 +158,7 @@ def read(environ: WSGIEnvironment, limit: int) -> bytes | Refuse:
 
 
 def lines_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """The headers of a request, in the form of other servers."""
+    """The header lines of a request, as an ASGI server would pass them."""
     sent = ((name[5:], value) for name, value in environ.items() if name.startswith("HTTP_"))
     known = ((name, environ[name]) for name in ("CONTENT_TYPE",) if environ.get(name))
     names = ((name.replace("_", "-").lower(), str(value)) for name, value in (*known, *sent))
@@ -166,7 +166,7 @@ def lines_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
 
 
 def decoded(text: str) -> str:
-    """The path in the form of other servers: WSGI decodes its bytes as latin-1."""
+    """A path decoded as UTF-8, as in ASGI: WSGI decodes its bytes as latin-1."""
     return text.encode("latin-1").decode("utf-8", "replace")
 
 

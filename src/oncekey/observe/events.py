@@ -34,7 +34,7 @@ class About:
     """The operation and the key that an event is about."""
 
     operation: str
-    """The operation; for a parcel its topic, and for a contradiction the call."""
+    """The operation; for a parcel its topic, for a contradiction the call."""
     effects: Effects | None
     """None if only the parcel is known."""
     _id: RecordId = field(repr=False)
@@ -88,7 +88,7 @@ class Reserved:
     seconds: float
     """How long the claim took."""
     resumed: bool = False
-    """The completer claimed, without the client."""
+    """The completer claimed it, without the client."""
     after: Duration | None = None
     """The time since the previous run began, if there was one."""
 
@@ -121,7 +121,7 @@ class TurnedAway:
 
 @dataclass(frozen=True, slots=True)
 class Keyless:
-    """A request without a key came to a route that does not require one, and ran unprotected."""
+    """A request without a key ran unprotected, on a route that does not require one."""
 
     operation: str
 
@@ -169,7 +169,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """An operation has ended, and its settlement was not acknowledged.
+    """An operation has ended, but its settlement was not acknowledged.
 
     The record has another owner, or could not be reached; or the settlement was committed, and its reply was lost.
     """
@@ -215,7 +215,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """No resolver checks an unknown outcome, any more or at all: an operator must resolve it."""
+    """No resolver checks this unknown outcome, or none does any longer: an operator must resolve it."""
 
     about: About
     tries: int
@@ -233,7 +233,7 @@ class Messaged:
 
 @dataclass(frozen=True, slots=True)
 class Contradicted:
-    """A provider contradicts the record, which is not changed: an operator must look."""
+    """A provider contradicts the record, which is not changed: an operator must decide."""
 
     about: About
     source: str
@@ -323,14 +323,14 @@ class Found(StrEnum):
     STALE = "stale"
     """Its copy is too old."""
     REFUSED = "refused"
-    """Its value was not stored for this key by this installation."""
+    """Its value was not stored by this installation for this key."""
     UNAVAILABLE = "unavailable"
     """It did not reply in time, or recently failed and was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Consulted:
-    """A front was queried before the store; the store decides what the front does not have."""
+    """A front was queried before the store, which decides if the front has no result."""
 
     front: str
     """The setting: `replay_cache` or `lock_hint`."""

@@ -1,10 +1,10 @@
 """The inputs of metrics besides events: gauges of the store, transaction times, and counts per tenant.
 
-The gauges are read from the store on collection: no event has these numbers. Counts per tenant use bounded memory: the
-most frequent tenants have their own series, the others share one.
+The gauges are read from the store when metrics are collected: no event has these numbers. Counts per tenant use bounded
+memory: the most frequent tenants have their own series, the others share one.
 
-Only an observed driver is changed, and only its `run`; everything else that it can do stays visible to the engine. The
-begin and the commit of a LOCAL handler are not in `run`; `Reserved.seconds` and `Settled.settling` have those times.
+Only observed drivers are patched, and only their `run`; the engine still sees the rest of the driver. The begin and the
+commit of a LOCAL handler are not in `run`; `Reserved.seconds` and `Settled.settling` have those times.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """The interface of a blocking engine that is needed."""
+    """The required interface of a blocking engine."""
 
     store: Store
     driver: Driver
 
 
 class AsyncEngine(Protocol):
-    """The interface of an asyncio engine that is needed."""
+    """The required interface of an asyncio engine."""
 
     store: Store
     driver: AsyncDriver
 
 
 class Engines(Protocol):
-    """The interface of `Once` that is needed: the engine of the running event loop, and the one for threads."""
+    """The required interface of `Once`: the engine of the running event loop, and the one for threads."""
 
     def asynchronous(self) -> AsyncEngine:
         """The engine of the running event loop."""
@@ -66,7 +66,7 @@ class MetricsPage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """How many of each kind there are, and the age of the oldest in seconds."""
+    """Counts of each kind, and the age of the oldest in seconds."""
 
     records: Mapping[str, int]
     """Unfinished records by state, and `finished` ones: an estimate where counting them would read them all."""
@@ -109,15 +109,15 @@ def look_blocking(engines: Engines) -> Gauges | None:
 
 
 OTHERS: Final = "other"
-"""The series of all tenants without their own; a tenant with this name is counted there, too."""
+"""The series of all tenants without their own; a tenant with this name is also counted there."""
 
 
 class Tenants:
     """A limited number of tenants by name. A new tenant replaces the least frequent one when it is seen more often.
 
     A replaced tenant adds its count to the shared series, so the sum is always right. The same number of tenants
-    without a series are counted, too: each further newcomer lowers all of their counts by one, and at 0 one is dropped
-    (Misra and Gries). So a tenant with a real share of all events is never missed, however many others there are.
+    without a series are counted as well: each further newcomer lowers all of their counts by one, and a tenant at 0 is
+    dropped (Misra and Gries). So a tenant with a real share of the events is never missed, however many others exist.
     """
 
     def __init__(self, most: int) -> None:
@@ -170,7 +170,7 @@ class PerTenant:
 
 
 def watch(driver: AsyncDriver, notify: Notify) -> None:
-    """Report each transaction from now on."""
+    """Report each transaction of an asyncio driver from now on."""
     run = driver.run
 
     async def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)
@@ -181,7 +181,7 @@ def watch(driver: AsyncDriver, notify: Notify) -> None:
 
 
 def watch_blocking(driver: Driver, notify: Notify) -> None:
-    """The same for threads."""
+    """Report each transaction of a blocking driver from now on."""
     run = driver.run
 
     def timed(transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (what the transaction returns)

@@ -40,7 +40,7 @@ PREFIX: Final = "api.idempotency."
 UNDER_WAY: Final = 10_000
 """The maximum number of running operations with an open span; a dropped span is never exported."""
 FRESH: Final = 1.0
-"""Seconds for which one reading of the gauges is used: several instruments are collected at once."""
+"""Seconds for which a reading of the gauges is reused: several instruments are collected at once."""
 
 
 class OpenTelemetry:
@@ -222,7 +222,7 @@ class Spans:
                 story = NonRecordingSpan(story_of(event.about))
                 self._span(name, event, now, now, parent=story, links=links, failed=bad)
             case events.Bypassed() | events.TurnedAway() | events.Messaged():
-                # A mistake of the sender is not a failure of this server.
+                # An error of the sender is not a failure of this server.
                 bad = (
                     event.status >= _OURS if isinstance(event, events.Messaged) else isinstance(event, events.Bypassed)
                 )
@@ -238,7 +238,7 @@ class Spans:
                 | events.StoreFailed()
                 | events.Consulted()
             ):
-                pass  # metrics count it, and it belongs to no request
+                pass  # counted by metrics; it belongs to no request
             case _:
                 assert_never(event)
 

@@ -26,9 +26,9 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Prometheus:
-    """An observer that counts in a registry: its own, or the one that the application serves.
+    """An observer that counts in its own registry, or in the one that the application serves.
 
-    `tenants` is how many tenants have their own series; 0 names none.
+    `tenants` is how many tenants have their own series; 0 means none.
     """
 
     content_type: Final = CONTENT_TYPE
@@ -112,7 +112,7 @@ class Prometheus:
         return generate_latest(self.registry)
 
     def page_blocking(self, once: Engines) -> bytes:
-        """`page` for threads."""
+        """Blocking version of `page`."""
         try:
             self._show(look_blocking(once), up=True)
         except StoreError as error:
@@ -152,7 +152,7 @@ class _Tenants:
         self._counts = counts
 
     def describe(self) -> Iterator[CounterMetricFamily]:
-        """Its families, which a registry compares with others by name."""
+        """The families, whose names a registry checks for conflicts."""
         for name in self._counts:
             yield CounterMetricFamily(f"{PREFIX}{name}", f"{name.replace('_', ' ').capitalize()}", labels=["tenant"])
 

@@ -150,7 +150,7 @@ class Once:
 
     @cached_property
     def resolvers(self) -> resolver_parts.Resolvers:
-        """The functions that ask providers for the outcome of a call."""
+        """The functions that query providers for the outcome of a call."""
         return resolver_parts.Resolvers()
 
     @cached_property
@@ -172,7 +172,7 @@ class Once:
         call: str | None = None,
         answer: Callable[[resolver_parts.Question, Any], Any] | None = None,
     ) -> Callable[[F], F]:
-        """Register the function that asks a provider for the outcome of a call; see `Resolvers.resolver`."""
+        """Register the function that queries a provider for the outcome of a call; see `Resolvers.resolver`."""
         return self.resolvers.resolver(operation, call=call, answer=answer)
 
     @overload
@@ -246,7 +246,7 @@ class Once:
         """Handle a message once per `consumer`, which is a name: `consumer(message_id, ...)` returns a `Receipt`."""
         return self._functions.inbox(effects, options, consumer)
 
-    # Lending
+    # Sessions and connections
 
     @cached_property
     def _lender(self) -> transactions.TransactionDependency:
@@ -268,7 +268,7 @@ class Once:
 
     # Installing
 
-    def install(self, app: Any, **options: Unpack[Installing]) -> None:  # noqa: ANN401  (nothing we may import)
+    def install(self, app: Any, **options: Unpack[Installing]) -> None:  # noqa: ANN401  (not imported here)
         """Put the middleware into a Starlette or FastAPI application, with its lifespan, status resource and OpenAPI.
 
         `tenant` and `principal` are functions of the request or, in FastAPI, `Depends(...)`. `status` is the path of
@@ -287,7 +287,7 @@ class Once:
 
     def webhook(
         self,
-        app: Any,  # noqa: ANN401  (a Starlette or FastAPI application, neither of which we may import)
+        app: Any,  # noqa: ANN401  (a Starlette or FastAPI application)
         path: str,
         *,
         secret: Secrets = None,
@@ -335,7 +335,7 @@ class Once:
 
         `status` is the path of the status resource, if any; `keep_headers` is as with `install`. WSGI has no lifespan:
         the first request of each process runs the checks of `lifespan`. A Flask application is changed in place and
-        returned; better use `once.flask`, which passes Flask's request to `tenant`.
+        returned; prefer `once.flask`, which passes Flask's request to `tenant`.
         """
         threads = startup.threads_for(self, "wsgi", options)
         if hasattr(app, "wsgi_app"):
@@ -345,7 +345,7 @@ class Once:
         self.adopt(wrapped, threads)
         return wrapped
 
-    def flask(self, app: Any, **options: Unpack[ThreadOptions]) -> None:  # noqa: ANN401  (nothing we may import)
+    def flask(self, app: Any, **options: Unpack[ThreadOptions]) -> None:  # noqa: ANN401  (not imported here)
         """Protect the views of a Flask application, in place, as `init_app` of a Flask extension does.
 
         `tenant` and `principal` receive Flask's `request`, after `before_request`. The status resource is a view at
@@ -364,7 +364,7 @@ class Once:
         """Check everything before the first request, and wait for settlements after the last one.
 
         `install` and Litestar's plugin enter it. Enter it yourself for functions, consumers, tests and mounted
-        applications. It may be nested: the outermost one stops.
+        applications. It may be nested: only the end of the outermost one stops the `Once`.
         """
         async with self._lifespans.opened(app), self._lifespans.serving():
             yield
@@ -396,7 +396,7 @@ class Once:
 
     @property
     def running(self) -> bool:
-        """Whether it is started in the running event loop."""
+        """Whether it was started in the running event loop."""
         return asyncio.get_running_loop() in self._running
 
     @property

@@ -198,7 +198,7 @@ def _check_order(handler: Callable[..., Any]) -> None:
     """Above a login, every caller with the key would receive the first caller's response."""
     for layer in layers(handler):
         if not hasattr(layer, "__wrapped__"):
-            return  # the function itself, whatever its name
+            return  # the function itself
         module = getattr(layer, "__globals__", {}).get("__name__", "")
         package = next((one for one in LOGINS if f"{module}.".startswith(f"{one}.")), None)
         parts = getattr(layer, "__code__", _NAMELESS).co_qualname.split(".")
@@ -333,7 +333,7 @@ def check_handlers(served: Iterable[ServedAt], protected: Iterable[Callable[...,
 
 
 class Lifespans:
-    """Counts the entries of `once.lifespan` in each event loop: the outermost one stops."""
+    """Counts the entries of `once.lifespan` in each event loop: the end of the outermost one stops the `Once`."""
 
     def __init__(self, owner: Once) -> None:
         self._owner = owner

@@ -1,6 +1,6 @@
 """Diagnoses a store: findings from its reports. Pure: the caller queries the store.
 
-Each finding has an observation, its meaning and what to do. Only a condition that is known to be harmful is an error.
+Each finding states an observation, its meaning and a remedy. Only a condition that is known to be harmful is an error.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def worst(findings: Sequence[Finding]) -> Level:
 
 
 def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | None, unopened: int) -> Iterator[Finding]:
-    """Which encryption keys are in use, and whether all are available. `names` of None: the command has no keys."""
+    """Which encryption keys are in use, and whether all are available. If `names` is None the command has no keys."""
     used: dict[str | None, list[str]] = {}
     for one in kept:
         used.setdefault(one.key_id, []).append(f"{one.found} {one.part}")
@@ -92,7 +92,7 @@ def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | No
             Level.ERROR,
             "seals",
             f"{unopened} records cannot be decrypted with the key that they name",
-            "the key has changed under that name, or rows were changed by hand",
+            "the key with that name was replaced, or rows were edited by hand",
             "find the key that was used; content encrypted with it is lost without it",
         )
     if None in used:
@@ -145,7 +145,7 @@ def schema(entries: Sequence[MigrationStatus]) -> Iterator[Finding]:
                 Level.ERROR,
                 "schema",
                 f"migration {name} differs from the one that was applied",
-                "the tables were created by other statements than those of this version",
+                "the tables were created by statements that differ from those of this version",
                 "compare `oncekey migrate sql` with the tables; use the version that created them",
             )
     if not bad:
@@ -182,7 +182,7 @@ def indexes(migrations: Sequence[Migration], there: Rows) -> Iterator[Finding]:
             Level.ERROR,
             "indexes",
             f"missing: {', '.join(missing)}",
-            "each look of a worker scans the whole table",
+            "workers scan the whole table each time they look for work",
             "create them as printed by `oncekey migrate sql`",
         )
     invalid = sorted(name for name, row in by_name.items() if row.get("valid") is False)
@@ -202,7 +202,7 @@ def indexes(migrations: Sequence[Migration], there: Rows) -> Iterator[Finding]:
             Level.NOTE,
             "indexes",
             f"not used since the statistics were reset: {', '.join(unused)}",
-            "the worker that reads them has not run: sweeper, reaper, completer, resolver or relay",
+            "the worker that reads them has not run: sweeper, reaper, completer, reconciler or relay",
             "check that an `oncekey worker` runs",
         )
     if not missing and not invalid:
@@ -264,7 +264,7 @@ def workers(roll: Roll, stats: StoreStats, limits: Limits = Limits()) -> Iterato
                 Level.WARNING,
                 "workers",
                 f"{one.name} cannot run {', '.join(one.troubled)}",
-                "the last look of these tasks failed, or they ended and are being restarted",
+                "the last round of these tasks failed, or they ended and are being restarted",
                 "check the worker's log and its /readyz",
             )
     missing = [task for task in TASKS if task.needed(stats) and not any(task.name in one.tasks for one in living)]
@@ -318,7 +318,7 @@ def policies(runs: Sequence[Run], lease: Duration, ttls: Rows) -> Iterator[Findi
                 Level.WARNING,
                 "ttl",
                 f"keys expire after {ttl // SECOND} s",
-                "a client that retries on the next day executes again",
+                "a client that retries the next day executes again",
                 "set ttl to at least 24 h, unless clients never retry that late",
             )
         if 0 < ttl <= max(lease, call):
@@ -326,7 +326,7 @@ def policies(runs: Sequence[Run], lease: Duration, ttls: Rows) -> Iterator[Findi
                 Level.ERROR,
                 "ttl",
                 f"ttl is {ttl // SECOND} s, the lease {lease // SECOND} s, a call may take {call // SECOND} s",
-                "a client that waits for one attempt to end finds its key expired",
+                "the key of a client that waits for one attempt to end may have expired",
                 "make ttl much longer than both",
             )
 
@@ -337,7 +337,7 @@ def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
         (
             "unknown",
             limits.unknown,
-            "their clients receive that the outcome is unknown, and nothing retries them",
+            "their clients receive the response for an unknown outcome, and nothing retries them",
             "`oncekey unknown list`, then `oncekey keys show KEY`; or register a resolver, which checks automatically",
         ),
         (
@@ -349,7 +349,7 @@ def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
         (
             "resumable",
             limits.resumable,
-            "work was started and is not resumed: it needs a client's retry or a completer",
+            "work was started and not resumed: it needs a client's retry or a completer",
             "run `oncekey worker --app ...`; see `oncekey keys list --state failed_retryable --effects phased`",
         ),
         (

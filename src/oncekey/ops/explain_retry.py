@@ -1,6 +1,6 @@
 """A record in sentences: the meaning of its state, and the effect of a client's retry (A1).
 
-The last sentence follows RULINGS: an operator should see, before and after a change, what the next request does.
+The effect of a retry follows RULINGS: operators see it before and after each change.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ WHY: Final[Mapping[str, str]] = MappingProxyType(
     {
         "attempts_exhausted": "it failed the maximum number of times",
         "busted": "an operator deleted its response",
-        "call_parameters_changed": "the call was announced with other parameters than it would be made with now",
+        "call_parameters_changed": "the call was announced with parameters that differ from the current ones",
         "call_uncertain": "an external call got no reply",
         "commit_failed": "its transaction could not be committed",
         "dead_letter": "its call failed the maximum number of times, or may have been made and must not be repeated",
         "handler_raised": "its handler raised an error",
-        "failed_lock_expired": "its lease expired without a settlement, and an operator must look",
+        "failed_lock_expired": "its lease expired without a settlement, so an operator must decide",
         "in_progress_lock_expired": "its lease expired without a settlement",
         "not_deferred_once": "its handler did not defer exactly one call",
         "not_executed": "its handler reported that nothing was executed",
@@ -79,10 +79,10 @@ def _doubt(record: Record) -> str:
     if record.intent is not None:
         return f"Unknown: the call {record.intent.phase!r} may have been made, and its reply was lost."
     if record.effects is Effects.INLINE:
-        return "Unknown: its handler may have called the provider, and the result is not known."
+        return "Unknown: its handler may have called the provider, and the result was lost."
     if record.memo:
-        return f"Stopped after the step {record.recovery_point!r}: no call is open, but an operator must look."
-    return "Unknown: it may have been executed, and its outcome is not known."
+        return f"Stopped after the step {record.recovery_point!r}: no call is open, but an operator must decide."
+    return "Unknown: it may have been executed."
 
 
 _PURPOSES: Final[Mapping[Order, str]] = MappingProxyType(
@@ -92,7 +92,7 @@ _PURPOSES: Final[Mapping[Order, str]] = MappingProxyType(
         Order.NOT_EXECUTED: "It was not executed",
         Order.RELEASE: "Nothing is running, and it should be resumed",
         Order.RETRY: "Nothing was sent, or sending again is safe; the worker should retry",
-        Order.DISCARD: "It was not made or was undone, and should be given up",
+        Order.DISCARD: "It was not made, or was undone, and should be given up",
         Order.EXTEND: "The client may retry after the key has expired",
         Order.BUST: "The cause is fixed, and a retry should execute it",
     }
@@ -100,10 +100,10 @@ _PURPOSES: Final[Mapping[Order, str]] = MappingProxyType(
 
 
 def purpose(order: Order, record: Record) -> str:
-    """What an operator has found out if this command is right."""
+    """When this command is the right one, as a sentence for operators."""
     if order in {Order.EXECUTED, Order.DECLINED} and record.intent is None and record.memo:
         what = "was something else" if order is Order.EXECUTED else "was a final refusal"
-        return f"The result that was given by hand is wrong, and {what}"
+        return f"The result given by hand is wrong; it {what}"
     if order is Order.BUST and record.memo:
         return "The handler's bug is fixed, and a retry should compute the response from the finished steps"
     return _PURPOSES[order]

@@ -1,7 +1,7 @@
 """The state of a store: counts of its records and parcels, a headline, the outcomes of requests, and pending work.
 
-The console's overview and `oncekey stats --watch` show the same. The store keeps no history of its counts, so each
-reading is kept for a while in this process. A caller with more history, such as a metrics backend, passes another
+The console's overview and `oncekey stats --watch` use the same data. The store has no history of its counts, so this
+process keeps each reading for a while. A caller with more history, such as a metrics backend, passes another
 `History`.
 
 Listings are walks over records. A walk follows one index, newest first. It reads a bounded number of entries and skips
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from oncekey.core.transitions import AuditEntry
 
 MISSED_BEATS: Final = 3
-"""After how many missed heartbeats of its own a worker counts as dead."""
+"""The number of missed heartbeats after which a worker counts as dead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The numbers of the gauges. Indexes serve all of them, so the cost does not grow with finished records."""
+    """The numbers behind the gauges. All of them use indexes, so the cost does not grow with finished records."""
 
     now: Instant
     records: Mapping[str, int]
@@ -157,12 +157,12 @@ BUCKETS: Final = 60
 RANKS: Final = (50, 95, 99)
 """The percentiles of how long requests take."""
 ENDS: Final = 5000
-"""How many finished requests are read for each outcome."""
+"""How many finished requests are read per outcome."""
 KEPT: Final = 5000
 FRESH: Final = 5 * SECOND
-"""How long all viewers share one reading of the finished requests."""
+"""How long one reading of the finished requests is shared by all viewers."""
 EVERY: Final = 2 * SECOND
-"""Two readings within this time are one sample."""
+"""Readings within this time count as one sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Recent:
         self._samples: deque[Sample] = deque(maxlen=KEPT)
 
     def add(self, sample: Sample) -> None:
-        """Store a sample, unless there is one of this moment."""
+        """Store a sample, unless there is one for this moment."""
         if not self._samples or sample.at - self._samples[-1].at >= EVERY:
             self._samples.append(sample)
 
@@ -228,7 +228,7 @@ def sample_of(tally: Tally, roll: Roll) -> Sample:
 
 
 def series(ends: Iterable[End], samples: Sequence[Sample], now: Instant, window: Duration) -> dict[str, Any]:
-    """All charts as the page's script draws them: columns of numbers, with timestamps in seconds."""
+    """The data of all charts, for the page's script: columns of numbers, with timestamps in seconds."""
     width = max(window // BUCKETS, SECOND)
     start = (now - window) // width * width
     places = [start + number * width for number in range(BUCKETS + 1)]
@@ -266,7 +266,7 @@ def headline(tally: Tally, roll: Roll) -> tuple[str, str]:
 
 
 def queues(tally: Tally) -> tuple[tuple[str, str], ...]:
-    """What waits for an operator: the name of each count that is not 0, and its words in the headline."""
+    """Work that needs an operator: the name of each count that is not 0, and its text in the headline."""
     nouns = (("unknown", "unknown outcome"), ("dead", "dead letter"))
     return tuple((what, _counted(tally.of(what).found, noun)) for what, noun in nouns if tally.of(what).found)
 
@@ -279,7 +279,7 @@ ENDINGS: Final = ("succeeded", "failed", "retryable", "unknown")
 
 
 def ending(end: End) -> str:
-    """How a request ended, by one of the four names."""
+    """How a request ended: one of ENDINGS."""
     match end.state:
         case State.UNKNOWN:
             return "unknown"
@@ -322,12 +322,12 @@ FIRST_LETTER: Final[LetterPosition] = (-1, UUID(int=0))
 UNFINISHED: Final = (State.UNKNOWN, State.FAILED_RETRYABLE, State.IN_PROGRESS, State.PENDING)
 """States that are walked in order of creation."""
 FINISHED: Final = (State.COMPLETED, State.EXPIRED)
-"""Walked in order of expiry: an index on the creation of finished records would cost every request a write."""
+"""States that are walked in order of expiry: an index on their creation would cost every request a write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Which records match; None is any. Either all states are unfinished ones, or there is one finished."""
+    """Which records match; None matches any. The states are unfinished ones, or a single finished one."""
 
     states: tuple[State, ...] = UNFINISHED
     scope: str | None = None
@@ -359,7 +359,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class LetterWalk:
-    """Which dead letters are looked for; None is any."""
+    """Which dead letters match; None matches any."""
 
     scope: str | None = None
     topic: str | None = None

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TaskKind:
-    """One task: how it is called, and what operators read about it."""
+    """One task: its name, and its descriptions for operators."""
 
     name: str
-    """As in `oncekey worker --only`, the metrics and the list of workers."""
+    """The name in `oncekey worker --only`, the metrics and the list of workers."""
     does: str
-    """The help's sentence about it, after its name."""
+    """The description after its name in the help."""
     undone: str
-    """What is left undone while no living worker runs it."""
+    """The consequence if no live worker runs it."""
     needed: Callable[[StoreStats], bool]
     """Whether a store has work for it, as far as its statistics show."""
 

@@ -1,4 +1,4 @@
-"""What a driver or a transaction may be able to do besides the rest, found out by its methods when it is connected.
+"""Optional capabilities of a driver or a transaction, recognised by its methods when the store is connected.
 
 `ports` has the other protocols, which only type checkers read.
 """
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Shares(Protocol):
-    """A blocking driver whose store shares the application's transactions: LOCAL is possible."""
+    """A blocking driver whose store shares the application's transactions, which LOCAL requires."""
 
     def begin(self) -> OpenTransaction:
         """Open a business transaction (where a store locks writers, its first statement begins it)."""
@@ -31,7 +31,7 @@ class Shares(Protocol):
 
 @runtime_checkable
 class AsyncShares(Protocol):
-    """An asyncio driver whose store shares the application's transactions: LOCAL is possible."""
+    """An asyncio driver whose store shares the application's transactions, which LOCAL requires."""
 
     async def begin(self) -> AsyncOpenTransaction:
         """Open a business transaction (where a store locks writers, its first statement begins it)."""
@@ -39,21 +39,21 @@ class AsyncShares(Protocol):
 
 @runtime_checkable
 class Borrowed(Protocol):
-    """A database that the application's framework connects to; the keys are kept there, on the framework's connections.
+    """A database on the connections of the application's framework; the keys are stored there.
 
-    `Once` takes one in the place of a URL. The framework opens, lends and closes the connections.
+    `Once` accepts one instead of a URL. The framework opens, lends and closes the connections.
     """
 
     @property
     def dialect(self) -> str | None:
-        """Which database it is: `postgresql`, `sqlite` or `mysql`. None: that is not known before there is an app."""
+        """The database: `postgresql`, `sqlite` or `mysql`. None: unknown until there is an app."""
 
     @property
     def title(self) -> str:
-        """Its name in sentences and logs, without a password."""
+        """Its name in messages and logs, without a password."""
 
     def driver(self) -> Borrows:
-        """A new driver on the connections of this process; making it does no I/O."""
+        """A new driver on the connections of this process; creating it does no I/O."""
 
 
 @runtime_checkable
@@ -66,10 +66,10 @@ class AsyncFolds(Protocol):
 
 @runtime_checkable
 class AsyncReads(Protocol):
-    """An asyncio driver with transactions that only read, and that no writer has to wait for."""
+    """An asyncio driver with read-only transactions, which never block a writer."""
 
     async def read(self) -> AsyncOpenTransaction:
-        """Open one. It refuses writes, and is always rolled back."""
+        """Open a transaction that refuses writes and is always rolled back."""
 
 
 @runtime_checkable

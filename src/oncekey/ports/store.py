@@ -1,4 +1,4 @@
-"""The protocols between the engine, the stores and the drivers, split by who calls them."""
+"""The protocols between the engine, the stores and the drivers, split by their callers."""
 
 from __future__ import annotations
 
@@ -86,17 +86,17 @@ T = TypeVar("T")
 class Records(Protocol):
     """The request path. Every write is a compare-and-swap; the core decides which one to make.
 
-    `note` is the audit line about a move that is no ordinary claim or settlement; it is written with the move.
+    `note` is the audit line about a move other than an ordinary claim or settlement; it is written with the move.
     """
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
-        """Insert the claim if there is no row; the record is ours if it names our owner."""
+        """Insert the claim if there is no row; the record is ours if it has our owner."""
 
     def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
         """Become the next owner of `seen`: raises fence and attempts, keeps the fingerprint. None: it has moved."""
 
     def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Begin anew in the row of the expired `seen`: raises the fence, clears all else. None: it has moved."""
+        """Begin a new incarnation in the row of the expired `seen`: raises the fence, clears the rest. None: moved."""
 
     def mark_unknown(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
         """Make a stale record that must not run again UNKNOWN. None: it has moved."""
@@ -112,7 +112,7 @@ class Records(Protocol):
 
 
 class Phases(Protocol):
-    """What the owner of a phased record writes between its claim and its settlement."""
+    """The writes of the owner of a phased record between its claim and its settlement."""
 
     def checkpointing(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
@@ -130,7 +130,7 @@ class Phases(Protocol):
     def announce(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], call: Announcement
     ) -> Flow[Snapshot | None]:
-        """Write the intent, before the call is made. None: not ours, or not to be repeated."""
+        """Write the intent, before the call is made. None: not ours, or the call must not be repeated."""
 
     def result(
         self, lease: Lease, seen: tuple[MemoEntry, ...], memo: tuple[MemoEntry, ...], span: Duration
@@ -138,13 +138,13 @@ class Phases(Protocol):
         """Write the result of an open call, also for a record that was only swept. None: not ours any more."""
 
     def withdraw(self, lease: Lease) -> Flow[Snapshot | None]:
-        """Take back an announcement that was provably not followed by a call."""
+        """Remove an announcement that was provably not followed by a call."""
 
     def after_lost_commit(self, lease: Lease, memo: tuple[MemoEntry, ...], span: Duration) -> Flow[bool | None]:
-        """Whether a phase whose COMMIT got no reply was committed. None: not ours any more."""
+        """Whether a phase whose COMMIT received no reply was committed. None: not ours any more."""
 
     def resumable(self, limit: int, after: Record | None = None) -> Flow[tuple[Snapshot, ...]]:
-        """Records that the completer may go on with, from the oldest, after the one it looked at last."""
+        """Records that the completer may resume, from the oldest, after the one that it read last."""
 
 
 class ParcelWriter(Protocol):
@@ -155,18 +155,18 @@ class ParcelWriter(Protocol):
 
 
 class Outbox(ParcelWriter, Protocol):
-    """What workers and operators do with parcels."""
+    """The reads and writes of workers and operators on parcels."""
 
     def due(
         self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
     ) -> Flow[tuple[HeldParcel, ...]]:
         """Claim due parcels, those that wait longest first; at most `careful` of them deferred or tried before.
 
-        `owner` names this very call of `due`.
+        `owner` identifies this call of `due`.
         """
 
     def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
-        """Acknowledge delivered messages; those that another worker has claimed since are left out of the result."""
+        """Acknowledge delivered messages; the result excludes those that another worker has claimed since."""
 
     def again(self, held: HeldParcel, after: Duration, error: str, *, counted: bool = True) -> Flow[bool]:
         """Make a message due again later. False: not ours any more."""
@@ -175,7 +175,7 @@ class Outbox(ParcelWriter, Protocol):
         """Move a message to the dead letters. False: not ours any more."""
 
     def hand_back(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
-        """Release parcels that were claimed and not begun; the attempt does not count."""
+        """Release parcels that were claimed but not begun; the attempt does not count."""
 
     def take_up(
         self, held: HeldParcel, owner: str, call: Announcement, lease: Duration
@@ -202,7 +202,7 @@ class Outbox(ParcelWriter, Protocol):
         """Park the record, and make the parcel a dead letter (row 27). None: not ours any more."""
 
     def deliver(self, lease: Lease, held: HeldParcel, settlement: Completed) -> Flow[Settled]:
-        """Write the answer, and remove the parcel (row 7)."""
+        """Write the response, and remove the parcel (row 7)."""
 
     def dead_letters(self, limit: int, after: DeadLetter | None = None) -> Flow[tuple[DeadLetter, ...]]:
         """The dead letters, oldest first."""
@@ -216,7 +216,7 @@ class Locks(Protocol):
 
     @property
     def one_writer(self) -> bool:
-        """Whether the lock keeps all others from writing: then a reader must neither take it nor wait for it."""
+        """Whether the lock blocks all other writers: then a reader must neither take it nor wait for it."""
 
     def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:
         """Try the lock, then read: the transaction's first statement, which sets its time-outs (L4). It folds."""
@@ -235,27 +235,27 @@ class Locks(Protocol):
         """
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether any request holds the lock of a key; asking does not take it (L8)."""
+        """Whether any request holds the lock of a key; the query does not take it (L8)."""
 
     def holder(self, lock: Lock) -> Flow[Holder]:
-        """Which request holds the lock; asking does not take it. A record that was read before does not count (L8)."""
+        """Which request holds the lock; the query does not take it. A record read earlier is out of date (L8)."""
 
 
 class Inspect(Protocol):
-    """Read only."""
+    """The read of one record."""
 
     def find(self, record_id: RecordId) -> Flow[Snapshot]:
-        """The record as it stands, and the store's clock."""
+        """The current record, and the store's clock."""
 
 
 class Recalls(Protocol):
-    """The short read for a repeat of a finished request, which comes first."""
+    """The short read for a repeat of a finished request, which is tried first."""
 
     def recall(self, record_id: RecordId) -> Flow[Glimpse | None]:
-        """The answer of a completed record, expired or not. None: there is none, ask `find`."""
+        """The response of a completed record, expired or not. None: there is none, use `find`."""
 
     def recall_all(self, record_ids: tuple[RecordId, ...]) -> Flow[dict[RecordId, Glimpse]]:
-        """The same for many keys in one read. A record that cannot be read is left out, and delays no other."""
+        """`recall` for many keys in one read. A record that cannot be read is left out, and delays no other."""
 
 
 class Schema(Protocol):
@@ -263,17 +263,17 @@ class Schema(Protocol):
 
     @property
     def migrations(self) -> tuple[Migration, ...]:
-        """The migrations that this version of oncekey knows, in order."""
+        """The migrations of this version of oncekey, in order."""
 
     def applied(self) -> Flow[tuple[Applied, ...]]:
         """The migrations that the store has."""
 
     def migrate(self, migration: Migration) -> Flow[bool]:
-        """Run one migration and note it, in one transaction; False if it was there already."""
+        """Run one migration and record it, in one transaction; False if it was already applied."""
 
 
 class Store(Records, Inspect, Recalls, Protocol):
-    """Everything that a store does for requests."""
+    """The operations of a store for requests, and its other parts."""
 
     def seal_with(self, content: Any) -> None:  # noqa: ANN401  (`SealedContent` of `oncekey.stores`)
         """Seal the content of rows from now on, and open what is sealed."""
@@ -292,7 +292,7 @@ class Store(Records, Inspect, Recalls, Protocol):
 
     @property
     def parcels(self) -> ParcelWriter | None:
-        """What writes parcels, if it shares the application's transactions."""
+        """The writer of parcels, if the store shares the application's transactions."""
 
     @property
     def outbox(self) -> Outbox | None:
@@ -308,11 +308,11 @@ class Store(Records, Inspect, Recalls, Protocol):
 
     @property
     def upkeep(self) -> Upkeep | None:
-        """What the sweeper and the reaper need, if it has that."""
+        """The operations of the sweeper and the reaper, if it has them."""
 
     @property
     def operate(self) -> Operate | None:
-        """What operators need, if it has that."""
+        """The operations of operators, if it has them."""
 
     @property
     def survey(self) -> Survey | None:
@@ -320,15 +320,15 @@ class Store(Records, Inspect, Recalls, Protocol):
 
     @property
     def reconcile(self) -> Reconcile | None:
-        """What resolvers and webhooks need, if it has that."""
+        """The operations of resolvers and webhooks, if it has them."""
 
     @property
     def reseal(self) -> Reseal | None:
-        """What `oncekey rekey` needs, if it has that."""
+        """The operations of `oncekey rekey`, if it has them."""
 
 
 class OpenTransaction(Protocol):
-    """A business transaction that a handler writes through and that oncekey ends (blocking)."""
+    """A business transaction in which a handler writes and which oncekey ends (blocking)."""
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know: psycopg, asyncpg, sqlite3)
@@ -345,7 +345,7 @@ class OpenTransaction(Protocol):
 
 
 class AsyncOpenTransaction(Protocol):
-    """A business transaction that a handler writes through and that oncekey ends (asyncio)."""
+    """A business transaction in which a handler writes and which oncekey ends (asyncio)."""
 
     @property
     def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know: psycopg, asyncpg, sqlite3)
@@ -389,28 +389,28 @@ class FoldingTransaction(AsyncOpenTransaction, Protocol):
     """A business transaction whose last statement can be sent in the message of its COMMIT."""
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Run `last` and commit. None: the record's place was taken, and everything is rolled back."""
+        """Run `last` and commit. None: the record already exists, and everything is rolled back."""
 
 
 class SessionTransaction(AsyncOpenTransaction, Protocol):
-    """A business transaction that can be written through a session of an object-relational mapper."""
+    """A business transaction with a session of an object-relational mapper."""
 
     @property
     def session(self) -> Any:  # noqa: ANN401  (SQLAlchemy's AsyncSession)
         """The session; its `commit()` only flushes."""
 
     def adopt(self, session: Any) -> None:  # noqa: ANN401  (SQLAlchemy's AsyncSession)
-        """Write through a session that existed before the transaction; it is closed with it."""
+        """Use a session that existed before the transaction; it is closed with it."""
 
     async def flush(self) -> None:
         """Write the session's pending changes; the database's errors are raised as they are."""
 
 
 class RequestSession(Protocol):
-    """A session that the application gets: SQLAlchemy's `AsyncSession`, with the methods that oncekey adds."""
+    """A session for the application: SQLAlchemy's `AsyncSession`, with the methods that oncekey adds."""
 
     async def rest(self) -> None:
-        """Return the connection, unless something would be lost by that; objects stay as they are."""
+        """Return the connection, unless that would lose something; objects stay as they are."""
 
     async def close(self) -> None:
         """Return the connection."""
@@ -426,14 +426,14 @@ class SteppingSession(RequestSession, Protocol):
         """Accept no further writes in the transaction."""
 
     def part(self) -> None:
-        """Leave the transaction, which has ended: from now on the session reads by itself again."""
+        """Leave the transaction, which has ended: the session reads by itself again."""
 
     def check(self) -> None:
-        """Raise if the session has changes that belong to no transaction, and would be lost."""
+        """Raise if the session has changes that belong to no transaction and would be lost."""
 
 
 class FrontConnection(Protocol):
-    """The connection to a shared front: the commands of one event loop arrive in their order."""
+    """The connection to a shared front: the commands of one event loop arrive in order."""
 
     async def ask(self, commands: tuple[Command, ...]) -> list[bytes | None] | None:
         """The reply to each command, under asyncio; None: the front did not reply."""
@@ -452,17 +452,17 @@ class FrontConnection(Protocol):
 
 
 class Pulse(Protocol):
-    """A heartbeat that was started."""
+    """A running heartbeat."""
 
     lost: bool
-    """Whether another owner has the record by now."""
+    """Whether another owner has the record now."""
 
     def stop(self) -> None:
-        """No more beats."""
+        """Stop the heartbeat."""
 
 
 class Asker(Protocol):
-    """The request that is to be answered, as far as a refusal or a replay needs it."""
+    """The parts of a request that a refusal or a replay needs."""
 
     @property
     def echo(self) -> bytes | None:
@@ -474,16 +474,16 @@ class Asker(Protocol):
 
     @property
     def trace_id(self) -> str:
-        """The trace that the client's `traceparent` names; empty without one."""
+        """The trace id in the client's `traceparent`; empty without one."""
 
 
 class Captured(Protocol):
-    """The application's answer, as far as there is one."""
+    """The application's response so far."""
 
     status: int | None
     headers: Headers
     refused: str | None
-    """Why the response cannot be captured, if so."""
+    """Why the response cannot be captured; None if it can."""
 
     @property
     def kept(self) -> bytes | None:
@@ -499,7 +499,7 @@ class Bounded(Protocol):
 
 
 class Interruptible(Protocol):
-    """An operation with which a retry or the completer can go on."""
+    """An operation that a retry or the completer can resume."""
 
     def interrupt(self) -> None:
         """Cancel it, unless it has an open call."""

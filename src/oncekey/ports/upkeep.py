@@ -1,4 +1,4 @@
-"""The protocols of a store for workers and operators: sweeper, reaper, audit, operators, resolvers and webhooks."""
+"""The protocols of a store for the sweeper, the reaper, the audit, operators, resolvers and webhooks."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ if TYPE_CHECKING:
 
 
 class Upkeep(Protocol):
-    """What the sweeper and the reaper read and write; the core decides what is due, and each write proves V.
+    """The reads and writes of the sweeper and the reaper; the core decides what is due, each write proves the version.
 
     Only finished and expired records are moved by conditions in the statement itself, without being read first.
 
-    `noting` makes the audit line about a record that was moved; it is written in the same transaction.
+    `noting` creates the audit line about a record that was moved; it is written in the same transaction.
     """
 
     def stale(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Records in progress whose lease is over, from the oldest, after the one that was read last."""
+        """Records in progress whose lease has expired, from the oldest, after the one that was read last."""
 
     def sweep(
         self, seen: Record, to: State, last_error: str, noting: Callable[[Record], Note] | None = None
@@ -60,20 +60,20 @@ class Upkeep(Protocol):
         """Move `seen` to FAILED_RETRYABLE or UNKNOWN (rows 14, 15, 18). False: another actor moved it first."""
 
     def runs(self, limit: int) -> Flow[tuple[Run, ...]]:
-        """How long the operations took that finished last."""
+        """How long the operations that finished last took."""
 
     def expiring(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
-        """Records that expired at least `age` ago and are not marked, longest ago first; without their answers."""
+        """Records that expired at least `age` ago and are not marked, the oldest first; without their responses."""
 
     def kept_expired(self, limit: int, age: Duration, after: Record | None = None) -> Flow[Page]:
-        """Records that have been marked as expired for at least `age`, longest ago first; without their answers."""
+        """Records that have been marked as expired for at least `age`, the oldest first; without their responses."""
 
     def purge(
         self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None, *, each: bool = False
     ) -> Flow[Gone]:
-        """Delete finished and expired records, longest ago first, after a place (row 30).
+        """Delete finished and expired records, the oldest first, after a position (row 30).
 
-        With a `mover` the audit gets a line per scope and state, or with `each` a line per record; without one it gets
+        With a `mover` the audit has a line per scope and state, or with `each` a line per record; without one it has
         none. A line about one record names it.
         """
 
@@ -85,7 +85,7 @@ class Upkeep(Protocol):
     def mark(
         self, due: Expired, limit: int, after: ReapPosition = ..., mover: Mover | None = None, *, each: bool = False
     ) -> Flow[Gone]:
-        """Mark expired records that have an answer, in the same way (row 29)."""
+        """Mark expired records that have a response, in the same way (row 29)."""
 
     def abandon(
         self, seen: Record, answer: Completed, kept: Duration, noting: Callable[[Record], Note] | None = None
@@ -98,45 +98,45 @@ class Upkeep(Protocol):
     def beat(
         self, name: str, tasks: Sequence[str], every: Duration, calls: Mapping[str, Sequence[str]] = ...
     ) -> Flow[Instant]:
-        """Write a worker's heartbeat: that it lives, when the next one comes, and which calls its application makes."""
+        """Write a worker's heartbeat, with the interval to the next one and the calls that its application makes."""
 
     def leave(self, name: str) -> Flow[None]:
-        """Remove the row of a worker that stops on purpose."""
+        """Remove the row of a worker that shuts down."""
 
     def workers(self) -> Flow[Roll]:
         """The workers that have a row, the oldest first."""
 
     def forget_workers(self, age: Duration) -> Flow[int]:
-        """Delete the rows of workers whose next heartbeat was due longer than `age` ago; how many."""
+        """Delete the rows of workers whose next heartbeat was due longer than `age` ago; returns their number."""
 
 
 class Audit(Protocol):
-    """The lines about moves: only added, and deleted after a time of their own."""
+    """The lines about moves: only added, and deleted after their own retention time."""
 
     def noting(self, notes: Sequence[Note]) -> Body[None]:
         """Write lines as part of the transaction that makes the moves."""
 
     def history(self, record_id: RecordId, limit: int = ...) -> Flow[tuple[AuditEntry, ...]]:
-        """The lines about a key over all its incarnations, oldest first."""
+        """The lines about all incarnations of a key, the oldest first."""
 
     def deletions(self, scope: str, limit: int) -> Flow[tuple[AuditEntry, ...]]:
-        """The latest lines about several keys of a scope, newest first: a key that is gone may be among them."""
+        """The latest lines about several keys of a scope, the newest first: they may include a key that is gone."""
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete the oldest lines that are older than `age`, at most `limit` of them; how many."""
+        """Delete the oldest lines that are older than `age`, at most `limit` of them; returns their number."""
 
 
 class Operate(Protocol):
-    """What an operator does by hand: reads, and moves that the core decides and the audit notes."""
+    """The reads and moves of operators; the core decides the moves, and the audit records them."""
 
     def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
-        """Records, the newest first, before a place; without their answers."""
+        """Records, the newest first, before a position; without their responses."""
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin with it, else finished ones; without answers."""
+        """Records of this key, else unfinished ones that begin with it, else finished ones; without responses."""
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
-        """The last result of the same call, for any key; results that an operator gave by hand do not count."""
+        """The last result of the same call, for any key; results that an operator entered do not count."""
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelLocation, ...]]:
         """Where the parcels of a record are."""
@@ -156,13 +156,13 @@ class Operate(Protocol):
         """Delete a dead letter that moves no record. False: it is gone."""
 
     def stats(self) -> Flow[StoreStats]:
-        """How many of everything there are, and what waits for a worker or an operator."""
+        """The numbers of everything stored, and what waits for a worker or an operator."""
 
     def backlog(self) -> Flow[Backlog]:
-        """How many unfinished records there are, and what waits, read from indexes alone."""
+        """The number of unfinished records, and what waits, read only from indexes."""
 
     def diagnostics(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
-        """What the database reports about its health, all of it or the named parts; each store has its own names."""
+        """The database's reports about its health, all or the named ones; each store has its own names."""
 
 
 class Survey(Protocol):
@@ -171,10 +171,10 @@ class Survey(Protocol):
     def walk(
         self, wanted: Walk, limit: int, before: Mapping[State, Spot] | None = None, looked: int = ...
     ) -> Flow[Stretch]:
-        """Records of some states, the newest first; without their answers. `before` is where the last page ended."""
+        """Records of some states, the newest first; without their responses. `before` is where the last page ended."""
 
     def unknown(self, limit: int, after: Spot = ...) -> Flow[Stretch]:
-        """Records of unknown outcome, the oldest first; without their answers. `after` is where the last page ended."""
+        """Records of unknown outcome, the oldest first; without responses. `after` is where the last page ended."""
 
     def letters(
         self, wanted: LetterWalk, limit: int, after: LetterPosition = ..., looked: int = ...
@@ -182,13 +182,13 @@ class Survey(Protocol):
         """Dead letters, the oldest first. `after` is where the last page ended."""
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin with it; without answers."""
+        """Records of this key, else unfinished ones that begin with it; without responses."""
 
     def tally(self) -> Flow[Tally]:
-        """What waits, counted up to a bound."""
+        """The numbers of what waits, counted up to a bound."""
 
     def ended(self, limit: int) -> Flow[tuple[End, ...]]:
-        """How the last requests ended: so many finished, failed and doubtful ones, in no order."""
+        """How the last requests ended: at most `limit` finished, failed and doubtful ones each, in no order."""
 
     def calls(self, incarnation: UUID) -> Flow[tuple[AnnouncedCall, ...]]:
         """The calls that were announced in one incarnation of a key."""
@@ -208,13 +208,13 @@ class Survey(Protocol):
 
 
 class Reseal(Protocol):
-    """Resealing content under another key: reads of everything as it is stored, and writes that prove what was read.
+    """Resealing content under another key: reads of all content as it is stored, and writes that prove what was read.
 
     A store without it keeps its content under the keys that it was sealed with, until it expires.
     """
 
     def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
-        """Records that have an answer, steps or a request, in some order, after one as it was read.
+        """Records that have a response, steps or a request, in some order, after one as it was read.
 
         Records that cannot be read are left out, so a page that is not full need not be the last one.
         """
@@ -223,19 +223,19 @@ class Reseal(Protocol):
         """Store the content of `record` instead of what was `seen`. False: it has moved, or has an owner."""
 
     def parcels(self, limit: int, after: UUID | None = None) -> Flow[tuple[Parcel, ...]]:
-        """Parcels and dead letters by their ids, after one."""
+        """Parcels and dead letters in the order of their ids, after one."""
 
     def rewrite_parcel(self, seen: Parcel, payload: str) -> Flow[bool]:
         """Store another payload. False: the parcel is gone, or was rewritten."""
 
     def evidence(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        """All evidence, in order, after a place."""
+        """All evidence, in order, after a position."""
 
     def rewrite_evidence(self, seen: Evidence, text: str) -> Flow[bool]:
         """Store evidence in another form. False: it is gone, or was rewritten."""
 
     def seals(self, limit: int) -> Flow[tuple[InUse, ...]]:
-        """How much is sealed under which key, by kind; at most `limit` of each kind are read."""
+        """How much content is sealed under which key, by kind; at most `limit` of each kind are read."""
 
 
 class Reconcile(Protocol):
@@ -245,7 +245,7 @@ class Reconcile(Protocol):
     """
 
     def due(self, limit: int, after: Record | None = None) -> Flow[Page]:
-        """Unknown records whose provider is to be asked, longest due first, after the one that was read last."""
+        """Unknown records whose provider should be queried, longest due first, after the one that was read last."""
 
     def later(
         self,
@@ -255,7 +255,7 @@ class Reconcile(Protocol):
         counted: bool = True,
         noting: Callable[[Record], Note] | None = None,
     ) -> Flow[bool]:
-        """Ask again after so long, or never (None), with the question counted or not (row 23). False: it has moved."""
+        """Query again after this time, or never (None), with the query counted or not (row 23). False: it has moved."""
 
     def add(self, report: CallReport) -> Flow[tuple[Evidence, bool]]:
         """Store evidence; True if it was not stored before."""
@@ -264,16 +264,16 @@ class Reconcile(Protocol):
         """The evidence about a record's call that has no verdict yet, in the order in which it arrived."""
 
     def undecided(self, limit: int, after: int = 0) -> Flow[tuple[Evidence, ...]]:
-        """All evidence without a verdict, in order, after a place."""
+        """All evidence without a verdict, in order, after a position."""
 
     def store_verdict(self, evidence: Evidence, verdict: EvidenceVerdict) -> Flow[bool]:
-        """Write the verdict on evidence, once. False: it has one."""
+        """Write the verdict on evidence, once. False: it already has one."""
 
     def calls_of(self, downstream_key: str | None, provider_id: str | None) -> Flow[tuple[AnnouncedCall, ...]]:
-        """Announced calls with one of these names, the newest first. Two accounts may use one id: for people only."""
+        """Announced calls with one of these names, the newest first. For people only: two accounts may use one id."""
 
     def keys_named(self, source: str, provider_id: str) -> Flow[tuple[str, ...]]:
-        """The downstream keys of the calls for which this source gave this id; at most two."""
+        """The downstream keys of the calls to which this source assigned this id; at most two."""
 
     def add_call(self, call: AnnouncedCall) -> Flow[bool]:
         """Store the call of an INLINE handler, which announces none, as of now. False: it was stored before."""
@@ -284,7 +284,7 @@ class Reconcile(Protocol):
     def calls(
         self, since: Instant, limit: int, after: AnnouncedCall | None = None
     ) -> Flow[tuple[tuple[AnnouncedCall, Record | None], ...]]:
-        """Calls since an instant, the oldest first, each with its record if that is still there."""
+        """Calls since an instant, the oldest first, each with its record if that still exists."""
 
     def forget(self, age: Duration, limit: int) -> Flow[int]:
-        """Delete evidence, and calls whose record is gone, that are older than `age`; how many."""
+        """Delete evidence, and calls whose record is gone, that are older than `age`; returns their number."""

@@ -1,4 +1,4 @@
-"""The runtimes that perform the flows: under asyncio and in threads. The proofs bring runtimes of their own."""
+"""The runtimes that perform the flows: under asyncio and in threads. The proofs have their own runtimes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 
 
 def boottime() -> float:
-    """Seconds since some start, by a clock that goes on while the machine sleeps, and cannot be set (A3).
+    """Seconds since an arbitrary start, by a clock that continues while the machine sleeps and cannot be set (A3).
 
-    Where the system has no such clock, it is the monotonic one.
+    If the system has no such clock, the monotonic clock is used.
     """
     if hasattr(time, "CLOCK_BOOTTIME"):
         return time.clock_gettime(time.CLOCK_BOOTTIME)

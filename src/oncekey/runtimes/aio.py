@@ -1,34 +1,34 @@
 """The asyncio runtime: performs the actions of a flow, and decides what a cancellation does to it.
 
-asyncio may cancel a request's task at any `await`: a client disconnects, a server stops, a time-out of the application
-ends. What the flow does about it depends on how far it came, so the runtime throws `Interrupted` into the flow at the
-place of the `await`, once, and performs what the flow still yields:
+asyncio may cancel a request's task at any `await`: the client disconnects, the server stops, or a time-out of the
+application expires. The flow has to react according to its progress. So the runtime throws `Interrupted` into the flow
+where it was waiting, once, and performs the actions that the flow still yields:
 
     request's task          task behind the shields (`shielded`)
     ──────────────          ────────────────────────────────────
     action ▶ await
     action ▶ await ◀─ CancelledError
         │
-        └─ Interrupted ───▶ before the handler:  roll back, take the claim back, raise
-                            in a settlement:     ask after a COMMIT that was under way, settle, return the answer
+        └─ Interrupted ───▶ before the handler:  roll back, withdraw the claim, raise
+                            in a settlement:     read whether a pending COMMIT succeeded, settle, return the response
         ┌─ result ◀────────
         ▼
-    Changed(result, cancelled): the caller sends the answer if there is one, then raises the CancelledError
+    Changed(result, cancelled): the caller sends the response if there is one, then raises the CancelledError
 
-* The rest of the flow runs in a task of its own, because every further `await` of the request's task may be cancelled
-  again. It takes two shields: `asyncio.shield` against `task.cancel()`, and a shielded scope against anyio's.
+* The rest of the flow runs in a separate task, because every further `await` of the request's task may be cancelled
+  again. It needs two shields: `asyncio.shield` against `task.cancel()`, and a shielded scope against anyio's.
 * The request's task waits for that task. So its connection and its place in the count of operations (`RunningWork`) are
   released only when the flow has ended.
 * A flow that stopped at `Invoke` is not affected: the adapter's handler is cancelled, not the flow, and the adapter
-  resumes the flow with what that means.
+  resumes the flow with the corresponding decision.
 
 The flows never see a `CancelledError`. Adapters and drivers clean up after their own `await`s only.
 
-Repeats are read together (`Recaller`). A repeat is answered by one short read, and under load most of its cost is the
-round trip to the store. So only a few reads run at a time. A repeat that comes meanwhile waits for one of them to end,
-and then one statement reads for all that wait. Each statement is sent after the repeats that it reads for have asked,
-so no repeat gets a state from before it came. The read for many is a task of its own: a repeat that is cancelled
-leaves, and the others still get their answers. An error of the store goes to all of them, and each then asks in full.
+Retries are read together (`Recaller`). Replaying a response takes one short read, and under load most of its cost is
+the round trip to the store. So only a few reads run at a time. A retry that arrives meanwhile waits for one of them to
+end; then one statement reads for all waiting retries. It is sent after all of them have arrived, so none reads a state
+from before its arrival. This shared read is a separate task: if a retry is cancelled, the others still get their
+responses. If the store fails, all of them get the error, and each is then processed from the beginning.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ LONGEST_PAUSE = 5.0
 
 
 class Changed(BaseException, Generic[T]):
-    """Raised when a cancelled flow has ended: has its result, and the cancellation that the caller raises next."""
+    """Raised when a cancelled flow has ended; has its result, and the cancellation that the caller raises next."""
 
     def __init__(self, result: T | BaseException, cancelled: BaseException) -> None:
         super().__init__()
@@ -85,14 +85,14 @@ class AsyncRuntime:
         self.open_blocking = open_blocking
         """Opens the transaction of a `def` handler and runs its first statements; the handler writes in a thread."""
 
-    async def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.StoppedAtHandler:  # noqa: ANN401  (what the flow waits for)
+    async def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.StoppedAtHandler:  # noqa: ANN401  (the action's result)
         """Perform the flow's actions to its end, or until it stops at `Invoke`. Raises `Changed` if cancelled."""
         send = flow.send
         try:
             action = send(value)
             while True:
                 try:
-                    # The most frequent actions are awaited right here: each frame costs time on every round trip.
+                    # The most frequent actions are awaited here: each additional frame costs time on every round trip.
                     if type(action) is Transaction:
                         value = await self._transact(action)
                     elif type(action) is actions.Invoke:
@@ -124,7 +124,7 @@ class AsyncRuntime:
             raise changed.cancelled from None
 
     async def finish(self, flow: actions.Life[T], value: Any) -> tuple[T, BaseException | None]:  # noqa: ANN401
-        """`run` to the end; returns the cancellation with the result, because the caller first sends the answer."""
+        """`run` to the end; returns the cancellation with the result, because the caller first sends the response."""
         try:
             return cast("T", await self.run(flow, value)), None
         except Changed as changed:
@@ -194,13 +194,13 @@ class AsyncRuntime:
                 raise AssertionError("a flow that was interrupted does not stop at the handler")
 
     def recall(self, action: actions.Recall) -> Coroutine[Any, Any, Glimpse | None]:
-        """Read a stored answer, in one statement with other repeats that ask at the same time."""
+        """Read a stored response, in one statement with other retries that arrive at the same time."""
         if self._recaller is None:
             self._recaller = Recaller(self.engine.store, self._transact)
         return self._recaller.recall(action.record_id)
 
     async def aside(self, action: actions.Aside) -> Any:  # noqa: ANN401  (what the flow returns)
-        """Run a look while all connections are in use, unless one comes free first: quick handlers end sooner."""
+        """Run a read while all connections are in use, unless one becomes free first: quick handlers end sooner."""
         if not action.blocking and await self.engine.wait_for_slot():
             action.flow.close()
             return None
@@ -231,11 +231,11 @@ class AsyncRuntime:
         try:
             return tx, await tx.run(first)
         except BaseException:
-            await shielded(tx.rollback())  # no flow knows this transaction yet
+            await shielded(tx.rollback())  # no flow has this transaction yet
             raise
 
     async def commit(self, action: actions.Commit) -> actions.Keep | actions.Drop:
-        """Commit one, or roll it back."""
+        """Commit a business transaction, or roll it back."""
         tx, last, fold = action.tx, action.last, action.fold
         if fold is not None and hasattr(tx, "commit_with"):
             rows = await tx.commit_with(fold.statement)
@@ -252,10 +252,10 @@ async def flush(tx: actions.Tx) -> None:
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end through any number of cancellations; the caller raises its own again.
+    """Run `work` to its end through any number of cancellations; the caller re-raises its own.
 
-    A task alone survives `task.cancel()`, an anyio scope alone survives anyio's cancellation: it takes both. That is
-    too slow for every request, so it is used only after a cancellation.
+    A task only survives `task.cancel()`, and an anyio scope only anyio's cancellation, so both are needed. That is too
+    slow for every request, so it is used only after a cancellation.
     """
     task = asyncio.ensure_future(work)
     with _anyio_shield():
@@ -286,7 +286,7 @@ class Heartbeat:
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(action.every, self._beat)
 
     def stop(self) -> None:
-        """Stop beating. A renewal that is under way may finish; it can only renew a lease that is still ours."""
+        """Stop beating. A renewal in progress may finish; it can only renew a lease that is still ours."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -300,10 +300,10 @@ class Heartbeat:
         try:
             until = await adrive(self._action.renew(), self._runtime.engine.driver.run)
         except StoreError as error:
-            wait /= 3  # two more beats fit into the lease: try sooner
+            wait /= 3  # retry sooner: two more beats fit into the lease
             log.warning("oncekey: a lease could not be renewed: %s", type(error).__name__)
         else:
-            if until is None and self._timer is not None:  # after `stop` the record is not lost, but settled
+            if until is None and self._timer is not None:  # after `stop` the record is settled, not lost
                 self.lost = True
                 log.warning("oncekey: a lease was lost while its handler was running")
                 return
@@ -312,39 +312,39 @@ class Heartbeat:
 
 
 class RunningWork:
-    """Counts running operations, and repeats background settlements: those that could not reach the store yet.
+    """Counts running operations, and retries background settlements: those that could not reach the store yet.
 
     An operation counts from its claim to its end: a server that stops cancels its handlers and does not wait, so
-    their settlements may not have begun when the stop is here.
+    their settlements may not have begun when `wait` is called.
     """
 
     def __init__(self) -> None:
         self._busy = 0
-        self._idle: asyncio.Event | None = None  # made by `wait`, because an application may have several event loops
+        self._idle: asyncio.Event | None = None  # created by `wait`: an application may have several loops
         self._later: set[asyncio.Task[None]] = set()
 
     def began(self) -> None:
-        """Count one operation more."""
+        """Count an operation that has begun."""
         self._busy += 1
 
     def ended(self) -> None:
-        """Count one operation less."""
+        """Stop counting an operation that has ended."""
         self._busy -= 1
         if self._busy == 0 and self._idle is not None:
             self._idle.set()
 
     def end_later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` to its end beside the request, which may be cancelled meanwhile; a stop waits for it."""
+        """Run `work` to its end in the background, even if the request is cancelled; a shutdown waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
     def settle_later(self, work: Callable[[], Awaitable[object]], *, patience: float) -> None:
-        """Repeat `work` until the store has answered, for at most `patience` seconds."""
+        """Retry `work` until the store replies, for at most `patience` seconds."""
         self.end_later(self._repeat(work, patience))
 
     async def wait(self, seconds: float) -> bool:
-        """Wait for running operations and background settlements, at most `seconds`; whether all have ended."""
+        """Wait at most `seconds` for operations and background settlements; return whether all have ended."""
         try:
             async with asyncio.timeout(seconds):
                 while self._busy:
@@ -353,7 +353,7 @@ class RunningWork:
                 while self._later:
                     await asyncio.wait(self._later)
         except TimeoutError:
-            log.error("oncekey: stopped with %d settlements not written; their leases will run out", self.pending)
+            log.error("oncekey: stopped with %d settlements not written; their leases will expire", self.pending)
             for task in self._later:
                 task.cancel()
             return False
@@ -361,7 +361,7 @@ class RunningWork:
 
     @property
     def pending(self) -> int:
-        """How many operations and background settlements are running."""
+        """The number of running operations and background settlements."""
         return self._busy + len(self._later)
 
     @staticmethod
@@ -374,21 +374,21 @@ class RunningWork:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
             except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
-                log.error("oncekey: a settlement failed and is not tried again: %s", type(error).__name__)
+                log.error("oncekey: a settlement failed and is not retried: %s", type(error).__name__)
                 return
             else:
                 return
-        log.error("oncekey: a settlement could not be written; its lease runs out")
+        log.error("oncekey: a settlement could not be written; its lease will expire")
 
 
 AT_ONCE: Final = 2
-"""How many reads run at a time: while the server answers one, the process works on the other's rows."""
+"""How many reads run at a time: while the server executes one, the process decodes the rows of the other."""
 MOST: Final = 32
-"""How many keys one statement reads: their answers are in memory together, and each may be large."""
+"""How many keys one statement reads: their responses are in memory together, and each may be large."""
 
 
 class Recaller:
-    """Reads the answers of finished records, for all repeats of one event loop."""
+    """Reads the responses of finished records, for all retries on one event loop."""
 
     __slots__ = ("_reading", "_records", "_run", "_tasks", "_waiting")
 
@@ -400,7 +400,7 @@ class Recaller:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def recall(self, record_id: RecordId) -> Glimpse | None:
-        """The answer of a key's record; None if the record is not completed, or cannot be read."""
+        """The response of a key's record; None if the record is not completed, or cannot be read."""
         if self._reading >= AT_ONCE:
             answer: asyncio.Future[Glimpse | None] = asyncio.get_running_loop().create_future()
             self._waiting.append((record_id, answer))
@@ -412,7 +412,7 @@ class Recaller:
             self._read_on()
 
     def _read_on(self) -> None:
-        """Begin a read for the repeats that wait, after another read has ended."""
+        """After a read has ended, begin the next one for the waiting retries."""
         left = [repeat for repeat in self._waiting if not repeat[1].done()]  # the others were cancelled
         waiting, self._waiting = left[:MOST], left[MOST:]
         if not waiting:
@@ -431,14 +431,14 @@ class Recaller:
         except Exception as raised:  # noqa: BLE001  (raised in each waiting task)
             error = raised
         except BaseException:
-            for _, answer in waiting:  # an event loop that ends cancels its tasks, and the waiting repeats with them
+            for _, answer in waiting:  # an event loop that ends cancels its tasks, so also the waiting retries
                 answer.cancel()
             raise
         finally:
             self._read_on()
         for record_id, answer in waiting:
             if answer.done():
-                continue  # the repeat was cancelled
+                continue  # the retry was cancelled
             if error is None:
                 answer.set_result(found.get(record_id))
             else:

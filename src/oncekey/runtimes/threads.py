@@ -1,15 +1,15 @@
-"""The runtime for threads: performs every action by a blocking call in the thread that asks.
+"""The runtime for threads: performs every action by a blocking call in the calling thread.
 
 Nothing is cancelled here, but a thread may be interrupted: by Ctrl-C, by a server that ends a worker with `SystemExit`,
-by a time-out of gevent. An exception in the middle of an action that is no `Exception` counts as one interruption: the
-runtime throws `Interrupted` into the flow, performs what the flow still does, and then raises the original. A second
-one ends the flow.
+or by a gevent time-out. A `BaseException` that is not an `Exception`, raised during an action, counts as an
+interruption: the runtime throws `Interrupted` into the flow, performs the actions that the flow still yields, and then
+re-raises the original. A second interruption ends the flow.
 
-A forked process has none of its parent's threads and none of their work: each runtime starts anew there.
+A forked process has none of its parent's threads and none of their work: each runtime is reset there.
 
-Heartbeats, and background settlements (which are repeated beside the request until the store answers), are done by a
-few threads of the process (`Chores`). They start when there is a chore and end when there is none left, so an idle
-process has none, and neither a lease nor a background settlement has a thread of its own.
+A few threads of the process (`Chores`) send the heartbeats and retry background settlements until the store replies.
+They start when there is a chore and end when none is left: an idle process has none, and no lease or background
+settlement has a separate thread.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class ThreadRuntime:
         _ALL.add(self)
 
     def start_anew(self) -> None:
-        """Forget all running work: the threads and locks of a parent process are not ours."""
+        """Reset after a fork: running work, threads and locks belong to the parent process."""
         self._aside = threading.Lock()
         self._chores = Chores()
 
-    def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.StoppedAtHandler:  # noqa: ANN401  (what the flow waits for)
+    def run(self, flow: actions.Life[T], value: Any = None) -> T | actions.StoppedAtHandler:  # noqa: ANN401  (the action's result)
         """Perform the flow's actions to its end, or until it stops at `Invoke`."""
         self._chores.began(flow)
         stopped = False
@@ -82,18 +82,18 @@ class ThreadRuntime:
         return cast("T", self.run(flow))
 
     def instead(self, flow: actions.Life[Any], other: actions.Life[Any]) -> None:
-        """Perform `other` instead of a stopped flow that will never be resumed, so that no stop waits for it."""
+        """Perform `other` instead of a flow that will never be resumed, so that no shutdown waits for that flow."""
         try:
             self.run(other)
         finally:
             self._chores.ended(flow)
 
     def shut_down(self, seconds: float) -> bool:
-        """Wait for background settlements and running operations, at most `seconds`; whether all have ended."""
+        """Wait at most `seconds` for operations and background settlements; return whether all have ended."""
         return self._chores.shut_down(seconds)
 
     def _finish_interrupted(self, flow: actions.Life[T]) -> None:
-        """Perform what a flow does after its interruption. Its answer is not sent: the caller raises instead."""
+        """Perform what a flow does after its interruption. Its response is not sent: the caller raises instead."""
         try:
             action = flow.throw(actions.Interrupted())
             while True:
@@ -105,8 +105,8 @@ class ThreadRuntime:
                     action = flow.send(value)
         except (StopIteration, actions.Interrupted):
             return
-        except Exception as error:  # noqa: BLE001  (the interruption goes first)
-            log.warning("oncekey: an interrupted operation could not be brought to its end: %s", type(error).__name__)
+        except Exception as error:  # noqa: BLE001  (the interruption takes precedence)
+            log.warning("oncekey: an interrupted operation could not be finished: %s", type(error).__name__)
 
     def perform(self, action: actions.Action) -> Any:  # noqa: ANN401, C901, PLR0912  (one line for each kind of action)
         """Perform one action."""
@@ -147,7 +147,7 @@ class ThreadRuntime:
                 raise AssertionError("a flow that was interrupted does not stop at the handler")
 
     def begin(self, first: Body[Any] | None) -> tuple[Any, Any]:
-        """Open a business transaction and run its first statements: the transaction, and their result."""
+        """Open a business transaction and run its first statements; return the transaction and their result."""
         begin_with = getattr(self.engine.driver, "begin_with", None)
         if first is not None and begin_with is not None:
             return cast("tuple[Any, Any]", begin_with(first))
@@ -157,7 +157,7 @@ class ThreadRuntime:
         try:
             return tx, tx.run(first)
         except BaseException:
-            tx.rollback()  # no flow knows this transaction yet
+            tx.rollback()  # no flow has this transaction yet
             raise
 
     @staticmethod
@@ -175,7 +175,7 @@ class ThreadRuntime:
 
 
 def _called(action: actions.Call) -> Any:  # noqa: ANN401  (what the application returns)
-    """Call the application; with a limit in a thread of its own, because a blocking call can be left but not ended."""
+    """Call the application; with a time limit in a separate thread: a blocking call can be abandoned, but not ended."""
     if action.limit is None:
         return action.fn(*action.arguments)
     answer: Future[Any] = Future()
@@ -183,7 +183,7 @@ def _called(action: actions.Call) -> Any:  # noqa: ANN401  (what the application
     def make() -> None:
         try:
             answer.set_result(action.fn(*action.arguments))
-        except BaseException as error:  # noqa: BLE001  (whatever it is, the caller gets it)
+        except BaseException as error:  # noqa: BLE001  (raised to the caller)
             answer.set_exception(error)
 
     context = contextvars.copy_context()
@@ -204,13 +204,13 @@ if hasattr(os, "register_at_fork"):
 
 
 THREADS: Final = 4
-"""How many chores run at once: one that waits for the store does not delay the others."""
+"""How many chores run at once, so that one that waits for the store does not delay the others."""
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
 
 
 class Chores:
-    """Chores in the order of their due time, the threads that run them, and what a stop has to wait for."""
+    """Chores in order of their due times, the threads that run them, and the work that a shutdown waits for."""
 
     def __init__(self) -> None:
         lock = threading.Lock()
@@ -228,29 +228,29 @@ class Chores:
             self._under_way.add(work)
 
     def ended(self, work: object) -> None:
-        """Note that it has ended."""
+        """Note that a run or a background settlement has ended."""
         with self._done:
             self._under_way.discard(work)
             if not self._under_way:
                 self._done.notify_all()
 
     def shut_down(self, seconds: float) -> bool:
-        """Wait for all runs and background settlements, at most `seconds`; whether they have ended."""
+        """Wait at most `seconds` for all runs and background settlements; return whether they have ended."""
         with self._done:
             if self._done.wait_for(lambda: not self._under_way, seconds):
                 return True
             left = len(self._under_way)
-        log.error("oncekey: stopped with %d settlements not written; their leases will run out", left)
+        log.error("oncekey: stopped with %d settlements not written; their leases will expire", left)
         return False
 
     def add(self, seconds: float, chore: Callable[[], None]) -> None:
-        """Run a chore after so many seconds."""
+        """Run a chore after `seconds`."""
         line = (time.monotonic() + seconds, next(self._numbers), chore)
         with self._added:
             heapq.heappush(self._due, line)
             if not self._waiting:
                 self._call_for_one_more()
-            elif self._due[0] is line:  # the thread that waits, waits for a later chore
+            elif self._due[0] is line:  # the waiting thread waits for a later chore
                 self._added.notify()
 
     def _call_for_one_more(self) -> None:
@@ -263,10 +263,10 @@ class Chores:
             try:
                 chore()
             except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
-                log.error("oncekey: a chore failed and is not tried again: %s", type(error).__name__)
+                log.error("oncekey: a chore failed and is not retried: %s", type(error).__name__)
 
     def _next(self) -> Callable[[], None] | None:
-        """The chore that is due; None: there is none left, and this thread ends."""
+        """The next chore, once it is due; None if none is left and this thread should end."""
         with self._added:
             self._waiting += 1
             while self._due and (wait := self._due[0][0] - time.monotonic()) > 0:
@@ -296,7 +296,7 @@ class Heartbeat:
         chores.add(action.every, self._beat)
 
     def stop(self) -> None:
-        """Stop beating; nothing of the request stays in memory until the next beat."""
+        """Stop beating, and drop the renewal, so that nothing of the request stays in memory until the next beat."""
         self._renew = None
 
     def _beat(self) -> None:
@@ -306,10 +306,10 @@ class Heartbeat:
         try:
             until = self._transact(renew())
         except StoreError as error:
-            wait /= 3  # two more beats fit into the lease: try sooner
+            wait /= 3  # retry sooner: two more beats fit into the lease
             log.warning("oncekey: a lease could not be renewed: %s", type(error).__name__)
         else:
-            if until is None and self._renew is not None:  # after `stop` the record is not lost, but settled
+            if until is None and self._renew is not None:  # after `stop` the record is settled, not lost
                 self.lost = True
                 log.warning("oncekey: a lease was lost while its handler was running")
                 return
@@ -317,7 +317,7 @@ class Heartbeat:
 
 
 class LaterSettlement:
-    """A background settlement: one that could not reach the store yet. Between two tries it occupies no thread."""
+    """A background settlement: one that could not reach the store yet. It occupies no thread between two attempts."""
 
     __slots__ = ("_chores", "_ends", "_flow", "_pause", "_transact")
 
@@ -329,7 +329,7 @@ class LaterSettlement:
         self._ends = time.monotonic() + action.patience
 
     def begin(self) -> None:
-        """Count it: a stop waits for it from now on."""
+        """Begin to retry; a shutdown waits for it from now on."""
         self._chores.began(self)
         self._chores.add(0, self._try)
 
@@ -341,7 +341,7 @@ class LaterSettlement:
             if time.monotonic() + pause < self._ends:
                 self._chores.add(pause, self._try)
                 return
-            log.error("oncekey: a settlement could not be written; its lease runs out")
+            log.error("oncekey: a settlement could not be written; its lease will expire")
         except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
-            log.error("oncekey: a settlement failed and is not tried again: %s", type(error).__name__)
+            log.error("oncekey: a settlement failed and is not retried: %s", type(error).__name__)
         self._chores.ended(self)

@@ -1,1 +1,1 @@
-"""The statements for each store, by name, and the form of a record in rows. No I/O."""
+"""The named statements of stores, and the form of a record in rows. No I/O."""

@@ -1,11 +1,11 @@
-"""A store of requests, made of any cells that can be read and swapped.
+"""A store for requests on any cells that can be read and swapped.
 
-Every statement is the same loop: look, let the move say what the cell becomes, swap. If another writer was faster, the
-statement looks again, and the move is judged by the new cell. The move compares the owner's proof on the very cell
-whose version the swap compares, so no write can come between. The clock is the look's: a lease that is written by it
+Every statement is the same loop: read the cell, compute the move, swap. If another writer was faster, the statement
+reads again, and the move is computed from the new cell. The move compares the owner's proof with the cell whose
+version the swap compares, so no write can come between. The clock is that of the read: a lease that is written by it
 ends no later than it should, and `keep_until` has a grace that is longer than any pause.
 
-DynamoDB is such a store, in a table of its own, which takes the place of migrations.
+DynamoDB is such a store, with one table and no migrations.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _moving(move: CellMove) -> Callable[..., Asking[Rows]]:
             moved = move.apply(cell, at, given)
             if cell is None or moved is None:
                 return []
-            # An instant of a test's own clock means nothing to the store's.
+            # An instant of a test's clock is not comparable with the store's.
             until = keep_until(moved.cell) if now is None else None
             seen = Seen(cell["incarnation"], cell["version"])
             if (yield Swap(scope, key, seen, moved.cell, until)):
@@ -114,11 +114,11 @@ TABLE: Final = Migration.read(
     "0001_pre_table.sql",
     "one table: key pk (B); index pages (page_shard S, page_place B), keys only; items expire at forget_at\n",
 )
-NOT_OURS: Final = "the table {table} was not made by oncekey: its key is not pk, or it has no index pages"
+NOT_OURS: Final = "the table {table} was not created by oncekey: its key is not pk, or it has no index pages"
 
 
 class DynamoStore(CellStore):
-    """Claims, settlements, heartbeats, steps and upkeep; LOCAL with the items that a handler stages."""
+    """Records in a DynamoDB table; LOCAL commits the items that a handler stages."""
 
     resolution = SECOND
 
@@ -128,12 +128,12 @@ class DynamoStore(CellStore):
 
 
 class DynamoSchema:
-    """The one table: in place of migrations, whether it exists and has the right shape."""
+    """The one table. In place of migrations, it is checked to exist and to have the right shape."""
 
     migrations: tuple[Migration, ...] = (TABLE,)
 
     def applied(self) -> Flow[tuple[Applied, ...]]:
-        """The table, if it exists. One of another shape is not used."""
+        """The table, if it exists. A table of another shape is not used."""
         rows = yield from execute(Transaction("migrations", Mode.READ, _described))
         if not rows:
             return ()
@@ -142,7 +142,7 @@ class DynamoSchema:
         return (Applied(TABLE.number, TABLE.phase, TABLE.name, TABLE.checksum),)
 
     def migrate(self, migration: Migration) -> Flow[bool]:
-        """Create the table and let its items expire; False if it was there already."""
+        """Create the table and let its items expire; False if it already existed."""
 
         def body() -> Body[bool]:
             rows = yield Statement("migrate", _MAKE)

@@ -1,8 +1,8 @@
 """The operators' part of a store of cells: reads of pages, and the moves that an operator makes.
 
 A move is decided on the record as it was read, and written by a swap of that version; if another writer was faster,
-nothing is written and the operator looks again. There are no parcels. Lists read each index from its oldest cell on and
-stop after `MOST` cells: unfinished and unknown records are seldom that many, and of finished ones a part is shown.
+nothing is written and the operator reads again. There are no parcels. Lists read each index from its oldest cell on and
+stop after `MOST` cells: unfinished and unknown records are seldom that many, and only some finished ones are shown.
 There is no audit, so the log has a line about who moved what and why.
 """
 
@@ -29,7 +29,7 @@ log = logging.getLogger("oncekey.audit")
 MOST: Final = 10_000
 """How many cells of an index one read takes at most."""
 FEW: Final = 1000
-"""How many finished cells are counted at most, where the same count is asked for all the time."""
+"""How many finished cells a frequent count reads at most."""
 _WAITING: Final = (Index.UNFINISHED, Index.UNKNOWN)
 _OPEN: Final = (Index.UNFINISHED, Index.UNKNOWN, Index.EXPIRING)
 _DONE: Final = (Index.EXPIRING, Index.KEPT)
@@ -42,7 +42,7 @@ DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 
 class LoggedMoves:
-    """Takes the place of an audit in a store without one: writes an operator's moves to the log."""
+    """Replaces the audit in a store without one: writes an operator's moves to the log."""
 
     def noting(self, notes: Sequence[Note]) -> Body[None]:
         """Log each line."""
@@ -60,12 +60,12 @@ class LoggedMoves:
             )
 
     def history(self, record_id: RecordId, limit: int = 0) -> Flow[tuple[AuditEntry, ...]]:  # noqa: ARG002
-        """Nothing is kept."""
+        """No lines, because none are stored."""
         yield from ()
         return ()
 
     def deletions(self, scope: str, limit: int) -> Flow[tuple[AuditEntry, ...]]:  # noqa: ARG002
-        """Nothing is kept."""
+        """No lines, because none are stored."""
         yield from ()
         return ()
 
@@ -117,7 +117,7 @@ def _made(cell: Cell) -> tuple[int, str, str]:
 
 
 def _find_key(*, now: Instant | None, first: str, last: str, scope: str | None, limit: int) -> Asking[Rows]:  # noqa: ARG001
-    """With its scope a key is one look; without it, all pages are read."""
+    """With its scope a key is one read; without it, all pages are read."""
     if scope is None:
         cells, at = yield from _every(_RECORDS, now, lambda cell, _: cell["key"] == first)
         return pages(sorted(cells, key=lambda cell: (cell["key"], cell["scope"]))[:limit], at)
@@ -177,7 +177,7 @@ def _is_over(cell: Cell, at: Instant) -> bool:
 
 
 def _waits(cells: Sequence[Cell], at: Instant) -> dict[str, list[int]]:
-    """By kind, the instants since when cells wait for a worker or an operator."""
+    """Kind -> the instants since which cells wait for a worker or an operator."""
     return {
         "unknown": [cell["created_at"] for cell in cells if cell["state"] == "unknown"],
         "stale": [cell["lease_until"] for cell in cells if _is_stale(cell, at)],
@@ -197,7 +197,7 @@ def _unresolved(*, now: Instant | None) -> Asking[Rows]:
 
 
 def _standing(*, now: Instant | None) -> Asking[Rows]:
-    """Read again and again by gauges, so only a few pages of finished cells are counted."""
+    """Gauges read this often, so only a few pages of finished cells are counted."""
     cells, at = yield from _every(_WAITING, now, lambda _cell, _clock: True)
     for index in _DONE:
         some, at = yield from gathered(index, FIRST, FEW, now, lambda _cell, _clock: True)
@@ -242,4 +242,4 @@ OPERATOR_STATEMENTS: Final[Mapping[str, Callable[..., Asking[Rows]]]] = {
     "diagnostic_clock": _clock,
     "diagnostic_cells": _cell_diagnostics,
 }
-"""The statements for operators in a store of cells, besides the moves."""
+"""The statements for operators in a store of cells, except the moves."""

@@ -2,7 +2,7 @@
 
 The walk reads one index after the other, unfinished cells first: a record that is finished during the walk moves
 into an index that is still to be read, or was counted as owned. Only a record that moves back, because its request is
-repeated or an operator busts it, can escape the walk. `oncekey doctor` names its key as long as it is needed, and the
+repeated or an operator busts it, can escape the walk. `oncekey doctor` reports its key as long as it is needed, and the
 next walk finds it. There are no parcels, and no evidence is kept.
 """
 
@@ -73,19 +73,19 @@ def _reseal_record(
     seen_version: int,
     **content: Any,  # noqa: ANN401  (columns of any kind)
 ) -> Asking[Rows]:
-    """Rewrite a record without an owner: an owner compares the memo that it has read byte by byte."""
+    """Rewrite a record unless it has an owner, which compares the memo that it has read byte by byte."""
     cell, _ = yield Look(scope, key)
     if cell is None or cell["state"] == "in_progress":
         return []
     ours = {**cell, **{name: content[name] for name in _CONTENT}, "version": cell["version"] + 1}
     until = keep_until(ours) if now is None else None
-    # If another cell is there by now, the swap is refused.
+    # If the cell has changed since, the swap is refused.
     swapped = yield Swap(scope, key, Seen(seen_incarnation, seen_version), ours, until)
     return [{"version": ours["version"]}] if swapped else []
 
 
 def _seals(*, now: Instant | None, limit: int) -> Asking[Rows]:  # noqa: ARG001  (every statement gets the time)
-    """Read at most so many whole cells of each index: only the content has the name of its key."""
+    """Read at most `limit` whole cells of each index: only the content contains the name of its key."""
     found: Counter[tuple[str, str | None]] = Counter()
     looked: Counter[str] = Counter()
     for index in _WALK:
@@ -106,7 +106,7 @@ def _seals(*, now: Instant | None, limit: int) -> Asking[Rows]:  # noqa: ARG001 
 
 
 def _names(record: Record) -> Iterator[tuple[str, str | None]]:
-    """Each part of a record's content, and the key that it is sealed under."""
+    """The kind of each part of a record's content, and the key that it is sealed under."""
     if record.response is not None:
         yield "answers", key_of_answer(record.response)
     for entry in record.memo:

@@ -1,7 +1,7 @@
 """Sweeping and reaping a store of cells: pages of an index, and one swap for each cell that moves.
 
-A page is a hint. Each cell on it is judged by the same move as a request would be, on the very cell whose version the
-swap compares; a cell that another writer has moved since is left to the next round. If a server removes finished cells
+A page is a hint. Each move is decided on the cell whose version the swap compares; a cell that another writer has
+moved since is left to the next round. If a server removes finished cells
 by itself, the reaper just finds fewer of them.
 """
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 ROUNDS: Final = 40
 """How often a swap is tried. Each time it fails, another writer has moved the record."""
-LOST: Final = "others moved the record each time it was looked at: nothing was written"
+LOST: Final = "the record changed each time before it could be written: nothing was written"
 GRACE: Final = HOUR
-"""How long after its expiry a cell is kept: a look may be old, and clocks are corrected."""
+"""How long after its expiry a cell is kept: a read may be out of date, and clocks are corrected."""
 LONGEST_PAGE: Final = 200
 NO_COUNT: Final = "max_live_keys needs a store that counts the keys of a tenant, which this one does not"
 
@@ -33,7 +33,7 @@ _ANSWER: Final = dict.fromkeys(name for name in BLANK if name.startswith("respon
 
 
 def keep_until(cell: Cell | None) -> Instant | None:
-    """From when on a store may remove a cell by itself; None: never, because it has to be ended first."""
+    """The instant after which a store may remove a cell by itself; None: never, because the record is unfinished."""
     if cell is None:
         return None
     plain = cell["memo"] is None and cell["intent"] is None
@@ -44,7 +44,7 @@ def keep_until(cell: Cell | None) -> Instant | None:
 def gathered(
     index: Index, after: Place, limit: int, now: Instant | None, wanted: Callable[[Cell, Instant], bool]
 ) -> Asking[tuple[list[Cell], Instant]]:
-    """The cells of an index that are wanted, in order, and the clock of the last page."""
+    """The `wanted` cells of an index in order, and the clock of the last page."""
     size = min(limit, LONGEST_PAGE)
     found: list[Cell] = []
     while True:
@@ -58,7 +58,7 @@ def gathered(
 
 
 def resumable(*, now: Instant | None, after_created: int, after_scope: str, after_key: str, limit: int) -> Asking[Rows]:
-    """Lines that the completer may go on with, oldest first."""
+    """Rows that the completer may resume, the oldest first."""
     after = (after_created, after_scope, after_key)
     cells, at = yield from gathered(
         Index.UNFINISHED, after, limit, now, lambda cell, clock: is_resumable(dict(cell), clock)
@@ -77,7 +77,7 @@ def _stale(*, now: Instant | None, limit: int, after_at: int, after_scope: str, 
 def _expiring(
     *, now: Instant | None, age: int, limit: int, after_at: int, after_scope: str, after_key: str
 ) -> Asking[Rows]:
-    """Lines of begun records are in the index of the unfinished, which has another order; there are few of them."""
+    """Records that were begun are in the index of unfinished ones, which has another order; they are few."""
 
     def over(cell: Cell, clock: Instant) -> bool:
         return bool(cell["state"] != "in_progress" and cell["expires_at"] <= clock - age)
@@ -114,7 +114,7 @@ def _ending(
     after_scope: str,
     after_key: str,
 ) -> Asking[Rows]:
-    """Move due cells, longest ago first; returns the rows as they were before."""
+    """Move due cells, the oldest expiry first; returns the rows as they were before."""
     after, size = (after_at, after_scope, after_key), min(limit, LONGEST_PAGE)
     gone: list[Mapping[str, Any]] = []
     while True:
@@ -151,12 +151,12 @@ def _ended(cell: Cell, move: str, at: Instant, now: Instant | None) -> Asking[bo
 
 
 def pages(cells: Sequence[Cell], at: Instant) -> Rows:
-    """Lines without their answers, with the clock; one row without a record if there are none."""
+    """Rows without their responses, with the clock; one row without a record if there are none."""
     return [{**cell, **_ANSWER, "now": at} for cell in cells] or [{**BLANK, "now": at}]
 
 
 def nothing(**_: object) -> Asking[Rows]:
-    """No rows: there are no parcels, and how long operations took is not kept."""
+    """No rows: there are no parcels, and durations of operations are not stored."""
     yield from ()
     return []
 

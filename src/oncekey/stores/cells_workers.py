@@ -1,6 +1,6 @@
 """The list of workers in a store of cells.
 
-Its cells are no records: they have a scope that no request has, the state `roll`, and only the columns that they need.
+Its cells are not records: they have a scope that no request has, the state `roll`, and only the columns they need.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from oncekey.core.flow import Rows
 
 _ROLL: Final = "workers"
-"""The scope of the list of workers. That of a request begins with a digit or with `sha256:`."""
+"""The scope of the list of workers. The scope of a request begins with a digit or with `sha256:`."""
 _FORGOTTEN: Final = 24 * HOUR
 
 

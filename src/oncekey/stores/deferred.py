@@ -1,7 +1,7 @@
 """Deferred calls in a store: the record and its parcel move together, in one transaction.
 
-Each move locks the record, then the parcel, asks `oncekey.core.deferred` what to do, and writes that. A move whose
-reply was lost is made again, and recognises its own first write: records by owner and fence, parcels by their fence.
+Each move locks the record, then the parcel; `oncekey.core.deferred` decides what is written. A move whose reply was
+lost is made again, and recognises its own first write: records by owner and fence, parcels by their fence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STATEMENTS = PART_STATEMENTS["deferred"]
 
 
 class DeferredCalls:
-    """The moves of a record that waits for its parcel, in any store that has the named statements."""
+    """The moves of a record with its deferred parcel, in any store that has the named statements."""
 
     def __init__(self, statements: Statements, audit: Audit | None = None) -> None:
         statements.require(STATEMENTS)
@@ -39,7 +39,7 @@ class DeferredCalls:
     ) -> Flow[rules.TakenUp | rules.Parked | rules.Orphaned | None]:
         """Become the record's next owner and announce the call, or park both (rows 24, 25). None: the parcel is lost.
 
-        `owner` names this very attempt: if a record in progress has it, this attempt took it up, and nothing was sent.
+        `owner` identifies this attempt: if a record in progress has it, this attempt took it up, and nothing was sent.
         """
 
         def body() -> Body[rules.TakenUp | rules.Parked | rules.Orphaned | None]:
@@ -67,7 +67,7 @@ class DeferredCalls:
         return (yield from execute_until_acknowledged(Transaction("take_up", Mode.ATOMIC, body)))
 
     def result(self, lease: Lease, held: HeldParcel, entry: MemoEntry, span: Duration) -> Flow[rules.Kept | None]:
-        """Store the result of the call (row 6); a parcel that was parked meanwhile comes back. None: not ours."""
+        """Store the result of the call (row 6); a parcel that was parked meanwhile is restored. None: not ours."""
         memo = (entry,)
 
         def body() -> Body[rules.Kept | None]:
@@ -140,7 +140,7 @@ class DeferredCalls:
         return (yield from execute_until_acknowledged(Transaction("park", Mode.ATOMIC, body)))
 
     def deliver(self, lease: Lease, held: HeldParcel, settlement: Completed) -> Flow[Settled]:
-        """Write the answer, and remove the parcel (row 7); not `ours` if another worker has either of them."""
+        """Write the response, and remove the parcel (row 7); not `ours` if another worker has either of them."""
 
         def body() -> Body[Settled]:
             seen = yield from self._hold_record(lease.id)
@@ -159,7 +159,7 @@ class DeferredCalls:
         return (yield from execute_until_acknowledged(Transaction("deliver", Mode.ATOMIC, body)))
 
     def _noting(self, record: Record, to: State, trigger: Trigger, who: str, why: str) -> Body[None]:
-        """Write the audit line about a move that is no success; successes are in the record itself (ADR 0014)."""
+        """Write the audit line about a move other than a success; successes are in the record itself (ADR 0014)."""
         if self._audit is not None:
             yield from self._audit.noting((Note.of(record, to, trigger, Mover(Actor.WORKER, who), why),))
 
@@ -175,12 +175,12 @@ class DeferredCalls:
         return rows
 
     def _is_buried(self, held: HeldParcel) -> Body[bool]:
-        """Whether the parcel became a dead letter under this very claim of it."""
+        """Whether the parcel became a dead letter under this claim."""
         rows = yield self._say("find_dead_letter", parcel_proof(held))
         return bool(rows) and rows[0]["fence"] == held.fence
 
     def _moved(self, seen: Snapshot, lease: Lease, held: HeldParcel) -> Body[rules.Postponed | rules.Parked | None]:
-        """What this attempt has made of the parcel already, if it was this attempt."""
+        """What this attempt has already done with the parcel; None if it was another attempt."""
         if seen.record is None or not rules.is_owned(seen.record, lease):
             return None
         there = yield self._say("find_parcel", parcel_proof(held))
@@ -188,7 +188,7 @@ class DeferredCalls:
         return rules.what_became(seen.record, buried=(yield from self._is_buried(held)), waiting=waiting)
 
     def _retaking(self, held: HeldParcel, owner: str, span: Duration) -> Body[HeldParcel]:
-        """The parcel under a new fence: from the outbox, from the dead letters, or written once more (ADR 0009)."""
+        """The parcel under a new fence: from the outbox, from the dead letters, or written again (ADR 0009)."""
         proof = {**parcel_proof(held), "incarnation": str(held.parcel.incarnation)}
         kept: dict[str, Value] = {"kind": ParcelKind.DEFER.value, "attempts": held.attempts, "died_at": None}
         rows = yield self._say("retake_parcel", {**proof, "owner": owner, "lease": span})
@@ -227,7 +227,7 @@ class DeferredCalls:
 
 
 def _there(seen: Snapshot) -> Record:
-    """The record that a ruling is about."""
+    """The record of a ruling."""
     assert seen.record is not None
     return seen.record
 

@@ -1,8 +1,8 @@
-"""The store's operations as flows over named statements: written once, for SQL and for memory alike.
+"""The operations of a store as flows over named statements, for SQL and for memory alike.
 
 Stores differ only in their command for each name of `STATEMENTS`. All of them are single statements that commit by
-themselves, so a first reservation costs one round trip; `settling` is the same settlement inside a business
-transaction that the caller commits.
+themselves, so a claim costs one round trip; `settling` is the same settlement inside a business transaction that the
+caller commits.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ else:
     moves = Lazy("oncekey.stores.moves")
     steps = Lazy("oncekey.stores.phases")
 
-NO_OUTBOX: Final = "effects=OUTBOX needs a store with an outbox: `oncekey stores` says which have one"
+NO_OUTBOX: Final = "effects=OUTBOX needs a store with an outbox: `oncekey stores` lists those that have one"
 STATEMENTS: tuple[str, ...] = (
     "find",
     "recall",
@@ -83,14 +83,14 @@ STATEMENTS: tuple[str, ...] = (
 
 
 def _none(_: object) -> None:
-    """The part is missing."""
+    """The constructor of a part that the store does not have."""
 
 
 class KeyStore:
     """Records in any store that has the named statements.
 
-    A part is made when it is first used, so that a process imports only the parts that it uses; None is a part that the
-    store does not have. `clock` gives every instant in tests that control time; without it the store's own clock does.
+    A part is created at its first use, so that a process imports only the parts that it uses; None means that the store
+    does not have it. `clock` returns every instant in tests that control time; without it the store's clock is used.
     """
 
     phases: cached_property[Phases] = cached_property(lambda self: steps.PhaseStore(self._statements))
@@ -131,18 +131,18 @@ class KeyStore:
         return (yield from execute(Transaction("find", Mode.READ, lambda: self._find(record_id))))
 
     def recall(self, record_id: RecordId) -> Flow[Glimpse | None]:
-        """What a repeat reads of a finished record."""
+        """The part of a finished record that a repeat reads."""
         found: Glimpse | None = yield Transaction("recall", Mode.READ, partial(self._recall, record_id))
         return found
 
     def recall_all(self, record_ids: tuple[RecordId, ...]) -> Flow[dict[RecordId, Glimpse]]:
-        """What many repeats read, at once."""
+        """`recall` for many repeats at once."""
         body = partial(self._recall_all, record_ids)
         found: dict[RecordId, Glimpse] = yield Transaction("recall_all", Mode.READ, body)
         return found
 
     def claim(self, claim: Claim) -> Flow[Snapshot]:
-        """Insert the claim if there is no row; after a lost reply the request reads again, and knows its own owner."""
+        """Insert the claim if there is no row; after a lost reply the request reads again, and recognises its owner."""
         return (yield from execute(Transaction("claim", Mode.SINGLE, lambda: self._claim(claim))))
 
     def take_over(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
@@ -150,7 +150,7 @@ class KeyStore:
         return (yield from execute(self._swap("take_over", seen, claim_params(claim, self._statements.content), note)))
 
     def supersede(self, claim: Claim, seen: Record, note: Note | None = None) -> Flow[Snapshot | None]:
-        """Begin the expired `seen` anew as the claim."""
+        """Begin a new incarnation for the claim in the row of the expired `seen`."""
         return (yield from execute(self._swap("supersede", seen, claim_params(claim, self._statements.content), note)))
 
     def mark_unknown(self, seen: Record, last_error: str, note: Note | None = None) -> Flow[Snapshot | None]:
@@ -158,7 +158,7 @@ class KeyStore:
         return (yield from execute(self._swap("mark_unknown", seen, {"last_error": last_error}, note)))
 
     def renew(self, lease: Lease, span: Duration) -> Flow[Instant | None]:
-        """Move the lease's end, never past the deadline."""
+        """Extend the lease, never past the deadline."""
 
         def body() -> Body[Instant | None]:
             rows = yield self._say("renew", {**owner_proof(lease), "lease": span})
@@ -168,7 +168,7 @@ class KeyStore:
 
     def settle(self, lease: Lease, settlement: Settlement) -> Flow[Settled]:
         """Write the outcome of the operation; repeating it is harmless, so it is repeated after a lost reply."""
-        # A pending record without its parcel would wait for ever, so the two are one commit.
+        # A pending record without its parcel would wait forever, so both are in one commit.
         mode = Mode.ATOMIC if isinstance(settlement, Deferred) else Mode.SINGLE
         transaction = Transaction("settle", mode, lambda: self.settling(lease, settlement))
         return (yield from execute_until_acknowledged(transaction))
@@ -176,8 +176,8 @@ class KeyStore:
     def settling(self, lease: Lease, settlement: Settlement) -> Body[Settled]:
         """The settlement as statements; if none writes, the record has another outcome.
 
-        Where a record is two rows, a statement that waited for another write is refused if that one wrote both. So an
-        owner that still owns the record writes once more, and is judged by the current rows.
+        If a record is two rows, a statement that waited for another write is refused if that one wrote both. So an
+        owner that still owns the record writes again, and is compared with the current rows.
         """
         content = self._statements.content
         name, params = _settlement(settlement, lease, content)
@@ -213,7 +213,7 @@ class KeyStore:
         found: dict[RecordId, Glimpse] = {}
         for row in (yield self._say("recall_all", {"asked": asked})):
             record_id = RecordId(row["scope"], row["key"])
-            with suppress(RecordUnreadableError):  # the caller gets the error when it reads the record in full
+            with suppress(RecordUnreadableError):  # the error is raised when the caller reads the record in full
                 found[record_id] = glimpse_of(row, record_id, self._statements.content)
         return found
 
@@ -222,7 +222,7 @@ class KeyStore:
         rows = yield self._statements.statement("claim", claim_params(claim, self._statements.content), form=form)
         if rows:
             return _ours_first(rows, claim, self._statements.content)
-        # Another request committed the row after our snapshot was taken, or it is not all there is of the record: read
+        # Another request committed the row after our snapshot was taken, or the row is only a part of the record: read
         # again.
         return (yield from self._find(claim.id))
 
@@ -237,7 +237,7 @@ class KeyStore:
                 yield from notes.noting((note,))
             return snapshot_of(rows[0], self._statements.content) if rows else None
 
-        # A move and its audit line are one commit.
+        # A move and its audit line are in one commit.
         return Transaction(name, Mode.SINGLE if notes is None else Mode.ATOMIC, body)
 
     def _say(self, name: str, params: dict[str, Value]) -> Statement:
@@ -245,7 +245,7 @@ class KeyStore:
 
 
 def _ours_first(rows: Rows, claim: Claim, content: SealedContent | None) -> Snapshot:
-    """Prefer our own row to an old one that was reaped while the statement ran."""
+    """The snapshot from our own row, rather than from an old one that was reaped while the statement ran."""
     ours = [row for row in rows if str(row["incarnation"]) == str(claim.incarnation)]
     return snapshot_of((ours or rows)[0], content)
 
@@ -272,7 +272,7 @@ def _settlement(settlement: Settlement, lease: Lease, content: SealedContent | N
 
 
 def _has_outcome(snapshot: Snapshot, lease: Lease, settlement: Settlement) -> bool:
-    """Whether the record already has this outcome, because an earlier try wrote it."""
+    """Whether the record already has this outcome, because an earlier attempt wrote it."""
     record = snapshot.record
     if record is None or record.incarnation != lease.incarnation:
         return isinstance(settlement, Discarded)
@@ -323,7 +323,7 @@ def _line(note: Note) -> dict[str, object]:
 
 
 class ParcelStore:
-    """Writes parcels with the business rows; what workers do with them is in `stores.outbox`."""
+    """Writes parcels with the business rows; `stores.outbox` has the operations of workers."""
 
     def __init__(self, statements: Statements) -> None:
         self._statements = statements

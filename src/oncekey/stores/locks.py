@@ -1,7 +1,7 @@
 """LOCAL in one commit: a lock that ends with its transaction, and the finished record as its last statement.
 
-Nothing is written before the business is done. So a process that dies leaves no row behind, and the row, which is
-written once, is never a dead tuple.
+Nothing is written before the handler has finished. So a process that dies leaves no row behind, and the row is
+written once and leaves no dead tuple.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ MOST_MILLIS: Final = 2**31 - 1
 class Guess:
     """Predicts the second at which a record that is written now will expire, by the server's clock.
 
-    The first answer has that second in a header, and returning it from the message of a COMMIT costs a packet of its
-    own. So the store predicts it, and the server, whose clock alone counts, sends a notice only if that is wrong. A
+    The first response has that second in a header, and returning it from the message of a COMMIT costs a separate
+    packet. So the store predicts it, and the server, whose clock alone counts, sends a notice only if it is wrong. A
     notice arrives some time after the clock was read. So the clock is never overestimated, and the highest estimate is
-    the best one, until a clock was set.
+    the best one, until a clock is set.
     """
 
     __slots__ = ("_ahead", "_clock")
@@ -68,13 +68,13 @@ class Guess:
         return None if self._ahead is None else (int(self._clock() * SECOND) + self._ahead + ttl) // SECOND
 
     def learn(self, instant: Instant) -> None:
-        """Take the server's clock, as it was a moment ago."""
+        """Note the server's clock, as it was a moment ago."""
         ahead = instant - int(self._clock() * SECOND)
         if self._ahead is None or not 0 <= self._ahead - ahead <= SECOND:
             self._ahead = ahead
 
 
-NOT_OURS = "the transaction of this operation ended before oncekey could commit it, and another one was begun"
+NOT_OURS = "the transaction of this operation ended before oncekey could commit it, and another one has begun"
 
 
 class LockStore:
@@ -101,7 +101,7 @@ class LockStore:
             "mark": lock.mark,
             "scope": scope,
             "key": key,
-            # At least one, because zero would mean for ever, and no more than the server's integer can hold.
+            # At least one, because zero means no limit, and no more than the server's integer can hold.
             "lease_ms": min(max(1, claim.lease // 1000), MOST_MILLIS),
             "deadline_ms": min(max(1, claim.deadline // 1000), MOST_MILLIS),
         }
@@ -121,7 +121,7 @@ class LockStore:
     ) -> Body[Stored | None]:
         """Write the finished record, as the last statement before the commit (L3). None: the key is not ours.
 
-        `begun` is None where no lock was taken in this transaction, as when a history is written or a row is walked.
+        `begun` is None if no lock was taken in this transaction, as in tests that write a history.
         """
         rows = yield self._finished(claim, target, settlement)
         if not rows:
@@ -155,7 +155,7 @@ class LockStore:
         return self._statements.statement(name, params)
 
     def _stored(self, row: Row, begun: int | None) -> Stored:
-        """What was written; a transaction without the lock's number is not the one that was begun (L5).
+        """The stored record; a transaction without the lock's number is not the one that was begun (L5).
 
         PostgreSQL's own drivers mark a transaction without a lock by 0, and other drivers do not mark it.
         """
@@ -168,7 +168,7 @@ class LockStore:
     ) -> Fold[Stored] | None:
         """`completing` as one statement that fails if the key is taken, to be sent with the COMMIT.
 
-        Only for the common case: a key without a record, and an answer that is not long.
+        Only for the common case: a key without a record, and a response that is not long.
         """
         if target.kind is not WriteKind.NEW or target.seen is not None or not isinstance(settlement, Completed):
             return None
@@ -220,7 +220,7 @@ def finished_row(claim: Claim, outcome: Outcome, response: StoredResponse) -> by
         raise StoreError(HALF_A_PAIR) from None
 
 
-# The texts that a handler writes alike every time are cached.
+# Texts that are the same for every request of a handler are cached.
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,6 @@
-"""Memory: the moves of `oncekey.stores.moves` over a dictionary, for tests and for a single process.
+"""The memory store: the moves of `oncekey.stores.moves` over a dictionary, for tests and for a single process.
 
-It has no outbox, so the sweeper and the reaper never meet a pending record here.
+It has no outbox, so the sweeper and the reaper never find a pending record here.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def live_keys(table: Table, *, now: Instant, scope: str, limit: int) -> Rows:
 
 
 def audit_commands() -> Mapping[str, Command]:
-    """The statements of an audit that starts empty: its lines are no records, so they are kept beside the table."""
+    """The statements of an audit that starts empty: its lines are not records, so they are not in the table."""
     lines: list[dict[str, Any]] = []
 
     def note(_: Table, *, now: Instant, notes: str) -> Rows:
@@ -100,7 +100,7 @@ def audit_commands() -> Mapping[str, Command]:
 
 
 def roll_commands() -> Mapping[str, Command]:
-    """The statements of a list of workers that starts empty: it is kept beside the table, like the audit."""
+    """The statements of a list of workers that starts empty: it is not in the table, like the audit."""
     roll: dict[str, Cell] = {}
 
     def beat(_: Table, *, now: Instant, name: str, **columns: Any) -> Rows:
@@ -144,7 +144,7 @@ def _ended(
     trusted_for: int | None,
     **after: Any,
 ) -> Rows:
-    """Move due records, longest ago first; returns the rows as they were before."""
+    """Move due records, the oldest expiry first; returns the rows as they were before."""
     since, place = (after["after_at"], after["after_scope"], after["after_key"]), _by("expires_at")
     due = [
         cell
@@ -199,19 +199,19 @@ def recall(table: Table, *, scope: str, key: str, now: Instant) -> Rows:
 
 
 def recall_all(table: Table, *, asked: str, now: Instant) -> Rows:
-    """The same for many keys."""
+    """`recall` for many keys."""
     return [row for one in json.loads(asked) for row in recall(table, **one, now=now)]
 
 
 def claim(table: Table, *, now: Instant, **given: Any) -> Rows:
-    """Insert unless there is a row; returns the row that is there."""
+    """Insert the claim unless there is a row; returns the row of the key."""
     where = (given["scope"], given["key"])
     table[where] = claimed(table.get(where), now, given)
     return [{**table[where], "now": now}]
 
 
 def over_table(move: CellMove) -> Command:
-    """A move as a statement: it changes the row of a table, and returns it as it is then, or as it was if removed."""
+    """A move as a statement: it changes the row of a table and returns the new row, or the old one if removed."""
 
     def run(table: Table, *, now: Instant, **given: Any) -> Rows:
         where = (given["scope"], given["key"])
@@ -229,7 +229,7 @@ def over_table(move: CellMove) -> Command:
 
 
 def resumable(table: Table, *, now: Instant, after_created: int, after_scope: str, after_key: str, limit: int) -> Rows:
-    """Records that the completer may go on with, oldest first."""
+    """Records that the completer may resume, the oldest first."""
     after = (after_created, after_scope, after_key)
     cells = [cell for cell in table.values() if _place(cell) > after and is_resumable(cell, now)]
     return [{**cell, "now": now} for cell in sorted(cells, key=_place)[:limit]]
@@ -250,11 +250,11 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         **UPKEEP,
     }
 )
-"""The command of memory for each name; the simulator runs the same, and breaks one at a time."""
+"""The memory store's command for each name; the simulator runs the same commands, and breaks one at a time."""
 
 
 class MemoryStore(KeyStore):
-    """Records in a dictionary that the driver has."""
+    """Records in the driver's dictionary."""
 
     of_one_process = True
 

@@ -1,10 +1,10 @@
 """The moves of a record as pure functions: for memory, the simulator, and every store that can compare and swap.
 
-A move gets the cell of a record as it stands, the store's clock and the parameters of its statement. It returns the
-cell as it is afterwards, or that nothing may be written. It does no I/O and changes nothing in place. It checks the
+A move receives the current cell of a record, the store's clock and the parameters of its statement. It returns the
+cell after the move, or that nothing may be written. It does no I/O and changes nothing in place. It checks the
 proof (the owner's fence, or the version that was read) and the store's guards of its rows of TRANSITIONS. The guards
 are looked up there, so a store made of these moves accepts what the table allows, and nothing else. The SQL for each
-name must do the same; the contract suite tests all of it.
+name must do the same; the contract suite tests that.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class CellMove:
     rows: tuple[Transition, ...]
     writes: Writes
     fits: Callable[[Cell, Cell], bool] = lambda _cell, _given: True
-    """What else of the cell the parameters have to match, such as the memo that the owner has read."""
+    """A further comparison of cell and parameters, such as the memo that the owner has read."""
     proof: Proof | None = None
-    """What is compared if its rows also need a parcel; None: the proof of its rows."""
+    """The proof that is compared if its rows also need a parcel; None: the proof of its rows."""
 
     def apply(self, cell: Cell | None, now: Instant, given: Cell) -> Moved | None:
         """The cell after the move, its version raised by one; None: refused, and nothing may be written."""
@@ -73,17 +73,17 @@ class CellMove:
 
 
 class NoSchema:
-    """The tables of a store that has none."""
+    """The schema of a store without tables."""
 
     migrations: tuple[Migration, ...] = ()
 
     def applied(self) -> Flow[tuple[Applied, ...]]:
-        """Nothing."""
+        """No migrations."""
         yield from ()
         return ()
 
     def migrate(self, migration: Migration) -> Flow[bool]:
-        """There is nothing to run it on."""
+        """Raise: the store has no tables."""
         yield from ()
         raise SchemaError(f"this store has no tables to run {migration.label} on")
 
@@ -99,12 +99,12 @@ def recalled(cell: Cell | None, now: Instant) -> list[Cell]:
 
 
 def claimed(cell: Cell | None, now: Instant, given: Cell) -> Cell:
-    """The cell that is there, or the claim's own (row 1)."""
+    """The existing cell, or the claim's own (row 1)."""
     return cell or {**_started(now, given), "fence": 1, "version": 1}
 
 
 def is_resumable(cell: Cell, now: Instant) -> bool:
-    """Whether the completer may look at it: it has its request, and no owner now."""
+    """Whether the completer may resume it: it has its request, and no owner now."""
     if cell["effects"] != "phased" or cell["request"] is None:
         return False
     if cell["state"] == "in_progress":
@@ -143,7 +143,7 @@ def _take_over(cell: Cell, now: Instant, given: Cell) -> Cell:
         "reconcile_after": None,
     }
     if cell["memo"] is None and cell["intent"] is None:
-        # Nothing was done yet, so what a crash means is set by the handler that runs now; a deploy may have changed it.
+        # Nothing was done yet, so the handler that runs now sets what a crash means; a deploy may have changed it.
         taken |= {name: given[name] for name in _RENEWED}
         taken["request"] = given["request"] if cell["request"] is None else cell["request"]
     return taken
@@ -239,7 +239,7 @@ def _result(cell: Cell, now: Instant, given: Cell) -> Cell:
 
 
 def _longer(cell: Cell, now: Instant) -> Cell:
-    """Extend the time of a resumable record, so that it is not parked again before a worker could resume it."""
+    """Extend the expiry of a resumable record, so that it is not parked again before a worker could resume it."""
     return {"expires_at": max(cell["expires_at"], now + cell["ttl"])}
 
 
@@ -313,7 +313,7 @@ def _same_memo(cell: Cell, given: Cell) -> bool:
 
 
 def _next_send(cell: Cell, given: Cell) -> bool:
-    """Whether it is a first call, or the next send of the very call that is open."""
+    """Whether it is a first call, or the next send of the open call."""
     if not _same_memo(cell, given):
         return False
     if cell["intent"] is None:
@@ -361,4 +361,4 @@ MOVES: Mapping[str, CellMove] = MappingProxyType(
         "operator_extend": CellMove(_rows(35), _extend),
     }
 )
-"""Every move of a store of requests, by the name of its statement."""
+"""Every move of a store, by the name of its statement."""

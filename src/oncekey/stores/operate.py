@@ -1,7 +1,7 @@
 """An operator's reads and moves as flows over named statements.
 
-A move is decided inside its own transaction, on the record and the parcels as they are locked there. It still proves
-the version, moves the parcel with the record, and writes the audit line: all of it, or nothing.
+A move is decided in its own transaction, on the locked record and its locked parcels. It still proves the version,
+moves the parcel with the record, and writes the audit line: all of it, or nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FINDS: tuple[str, ...] = ("find_key", "find_open_keys", "find_done_keys")
 STATEMENTS = PART_STATEMENTS["operate"]
 
 Deciding: TypeAlias = Callable[[Snapshot, tuple[ParcelLocation, ...]], Move | Forbidden]
-"""Decides what to do about a record as it is now."""
+"""Decides what to do with the current record."""
 
 STANDING: Final = ("pending", "in_progress", "failed_retryable", "unknown", "finished")
 WAITING: Final = ("unknown", "stale", "resumable", "expired", "parcels_due", "dead_letters")
@@ -86,7 +86,7 @@ class OperateStore:
         return tuple(_parcel_location(row) for row in rows)
 
     def move(self, record_id: RecordId, deciding: Deciding, noting: Callable[[Move], Note]) -> Flow[Moved | Forbidden]:
-        """Make the move that `deciding` returns for the current record, with its audit line; or nothing at all."""
+        """Make the move that `deciding` returns for the current record, with its audit line, or nothing."""
 
         def body() -> Body[Moved | Forbidden]:
             rows = yield self._statements.statement("hold_record", {"scope": record_id.scope, "key": record_id.key})
@@ -102,7 +102,7 @@ class OperateStore:
         return (yield from execute(Transaction("operate", Mode.ATOMIC, body)))
 
     def revive(self, letter: DeadLetter, note: Note) -> Flow[bool]:
-        """Make a dead message due again, from its first attempt. False: it is gone, or has died again since."""
+        """Make a dead message due again, from its first attempt. False: it is gone, or is dead again since then."""
         return (yield from self._letter(letter, note, back=True))
 
     def discard(self, letter: DeadLetter, note: Note) -> Flow[bool]:
@@ -130,7 +130,7 @@ class OperateStore:
         return Backlog(int(row["now"]), {one: int(row[one]) for one in STANDING}, waiting)
 
     def diagnostics(self, *names: str) -> Flow[Mapping[str, tuple[Mapping[str, Any], ...]]]:
-        """What the database reports about its health, all or some; what this user may not read is left out."""
+        """The database's reports about its health, all or some; those that this user may not read are left out."""
         found: dict[str, tuple[Mapping[str, Any], ...]] = {}
         for name, columns in self._diagnostics.items():
             if names and name not in names:
@@ -157,7 +157,7 @@ class OperateStore:
         return snapshot_of(written, self._statements.content)
 
     def _with_parcel(self, move: Move, proof: dict[str, Value]) -> Body[None]:
-        """Move the parcel with its record: remove it if the record is answered, put it back if it is tried again."""
+        """Move the parcel with its record: remove it if the record is completed, put it back if it is tried again."""
         if move.row.to is State.COMPLETED:
             yield self._statements.statement("drop_deferred", proof)
         if move.letter is None:
@@ -246,7 +246,7 @@ def after(beginning: str) -> str:
 
 
 def _is_answer(entry: MemoEntry) -> bool:
-    """Whether an operator may take it for an example. A sealed result cannot be opened without its record."""
+    """Whether it can be an example for an operator. A sealed result cannot be opened without its record."""
     return not (entry.by_hand or is_rejection(entry) or was_not_sent(entry) or key_of_text(entry.result) is not None)
 
 

@@ -1,7 +1,7 @@
 """The outbox: parcels that are written with the business rows, and that workers claim with a lease.
 
-What concerns a parcel alone is here; a parcel that is a request's own call moves together with the record, see
-`deferred`.
+Moves of a parcel alone are here; a parcel that is a request's own call moves together with its record (see
+`deferred`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class OutboxStore(ParcelStore, DeferredCalls):
     ) -> Flow[tuple[HeldParcel, ...]]:
         """Claim due parcels, those that wait longest first; by `owner` this call finds its claims after a lost reply.
 
-        It claims at most `careful` requests' own calls and parcels that were tried before; without it, as many as of
+        It claims at most `careful` parcels that are requests' own calls or were tried before; without it, as many as
         others.
         """
         params: dict[str, Value] = {
@@ -55,7 +55,7 @@ class OutboxStore(ParcelStore, DeferredCalls):
         return tuple(held_of(row, self._statements.content) for row in sorted(rows, key=lambda row: int(row["place"])))
 
     def sent(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
-        """Acknowledge delivered messages, many at once; those that another worker has claimed since are left out."""
+        """Acknowledge delivered messages, many at once; the result excludes those claimed by another worker since."""
         params: dict[str, Value] = {"held": held_text(held)}
         try:
             rows = yield from execute(self._statements.alone("sent", params))
@@ -74,7 +74,7 @@ class OutboxStore(ParcelStore, DeferredCalls):
             if rows:
                 return True
             there = yield self._say("find_parcel", parcel_proof(held))
-            # Due under our fence: an earlier try wrote it, and the reply was lost.
+            # Due under our fence: an earlier attempt wrote it, and the reply was lost.
             return bool(there) and there[0]["state"] == "ready" and there[0]["fence"] == held.fence
 
         return (yield from execute_until_acknowledged(Transaction("again", Mode.SINGLE, body)))
@@ -90,7 +90,7 @@ class OutboxStore(ParcelStore, DeferredCalls):
         return (yield from execute_until_acknowledged(Transaction("bury", Mode.ATOMIC, body)))
 
     def hand_back(self, *held: HeldParcel) -> Flow[frozenset[UUID]]:
-        """Release parcels that were claimed and not begun: due at once, and the attempt does not count."""
+        """Release parcels that were claimed but not begun: due at once, and the attempt does not count."""
         return ids_of((yield from self._statements.write("hand_back", {"held": held_text(held)})))
 
     # The operator's side

@@ -1,7 +1,7 @@
-"""What the owner of a phased record writes between its claim and its settlement: steps, and outside calls.
+"""The writes of the owner of a phased record between its claim and its settlement: steps and external calls.
 
 The memo is written and compared as a whole. The owner's proof alone is not enough: a resolver may add the result
-of an open call without raising the fence (row 20), and a late owner must not write over it.
+of an open call without raising the fence (row 20), and a late owner must not overwrite it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 STATEMENTS = PART_STATEMENTS["phases"]
 
 MARGIN: Duration = 5_000_000
-"""How much longer than its longest call a lease lasts: the result has to be written, too."""
+"""How much longer than its longest call a lease lasts: the result has to be written too."""
 
 
 class PhaseStore:
@@ -89,14 +89,14 @@ class PhaseStore:
                 there = yield from self._find(lease)
                 if not _has_outcome(
                     there.record, lease, seen
-                ):  # else it was only swept while this waited for the record
+                ):  # else it was only swept while this statement waited for the record
                     break
             return there if _has_outcome(there.record, lease, memo) else None
 
         return (yield from execute_until_acknowledged(Transaction("result", Mode.SINGLE, body)))
 
     def withdraw(self, lease: Lease) -> Flow[Snapshot | None]:
-        """Take back an announcement that was provably not followed by a call (row 33)."""
+        """Remove an announcement that was provably not followed by a call (row 33)."""
 
         def body() -> Body[Snapshot | None]:
             rows = yield self._statements.statement("withdraw", owner_proof(lease))
@@ -108,7 +108,7 @@ class PhaseStore:
         return (yield from execute_until_acknowledged(Transaction("withdraw", Mode.SINGLE, body)))
 
     def after_lost_commit(self, lease: Lease, memo: tuple[MemoEntry, ...], span: Duration) -> Flow[bool | None]:
-        """Whether a phase whose COMMIT got no reply was committed (P7). None: not ours any more.
+        """Whether a phase whose COMMIT received no reply was committed (P7). None: not ours any more.
 
         The renewal waits for the transaction that wrote the row, so that the read after it sees its result.
         """
@@ -166,7 +166,7 @@ def announcement_params(call: Announcement) -> dict[str, Value]:
 
 
 def row_text(*values: str | bytes | int | None) -> str:
-    """A row as PostgreSQL reads it from text: backslashes and quotes in a value are doubled."""
+    """A row in PostgreSQL's text form: backslashes and quotes in a value are doubled."""
     pieces = []
     for value in values:
         if isinstance(value, str):
@@ -175,7 +175,7 @@ def row_text(*values: str | bytes | int | None) -> str:
             pieces.append('"\\\\x' + value.hex() + '"')
         elif value is None:
             pieces.append("")
-        else:  # or a boolean, whose Python name PostgreSQL reads, too
+        else:  # or a boolean, whose Python name PostgreSQL reads too
             pieces.append(f"{value:d}" if type(value) is int else str(bool(value)))
     return "(" + ",".join(pieces) + ")"
 
@@ -189,19 +189,19 @@ def folded_row(*values: str | bytes | int | None) -> bytes:
 
 
 def _has_outcome(record: Record | None, lease: Lease, memo: tuple[MemoEntry, ...]) -> bool:
-    """Whether the record already has this memo, because an earlier try wrote it."""
+    """Whether the record already has this memo, because an earlier attempt wrote it."""
     return record is not None and owned(record, lease) and record.memo == memo
 
 
 def _withdrawn(record: Record | None, lease: Lease) -> bool:
-    """Whether there is nothing to take back: the reply was lost, and the record is still ours."""
+    """Whether there is no announcement to remove: the reply was lost, and the record is still ours."""
     if record is None or not owned(record, lease) or record.intent is not None:
         return False
     return record.state is State.IN_PROGRESS
 
 
 def _announced(record: Record | None, lease: Lease, call: Announcement) -> bool:
-    """Whether this very announcement is stored already: its reply was lost, and nothing was sent yet."""
+    """Whether this announcement is already stored: its reply was lost, and nothing was sent yet."""
     if record is None or not owned(record, lease) or record.intent is None:
         return False
     if record.state is not State.IN_PROGRESS:

@@ -1,6 +1,6 @@
 """The statements of resolvers and webhooks, as flows.
 
-Settling is not here: it is one move for resolvers, webhooks and operators alike (`OperateStore.move`).
+Settling is in `OperateStore.move`, the same for resolvers, webhooks and operators.
 """
 
 from __future__ import annotations

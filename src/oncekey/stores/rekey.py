@@ -1,9 +1,9 @@
 """Sealing stored content under the current key, as flows.
 
-`oncekey rekey` walks over the whole store, page by page. Content that is sealed under the current
-key already is skipped, so a walk that was interrupted is just begun again. Content that was stored before sealing was
-switched on is sealed, too. Records that have an owner are left alone: the owner compares the memo that it read, and
-seals what it stores next under the current key. They are counted, and a later walk finds them ended.
+`oncekey rekey` walks over the whole store, page by page. Content that is already sealed under the current
+key is skipped, so a walk that was interrupted is simply run again. Content that was stored before sealing was
+enabled is sealed too. Records that have an owner are left alone: the owner compares the memo that it read, and
+seals its next writes under the current key. They are counted, and a later walk finds them ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PAGE: Final = 500
 NOT_HERE: Final = (
-    "this store has no walk over what it keeps, so its content cannot be given another key: keep the old key until "
+    "this store cannot list its content, so the content cannot be sealed under another key: keep the old key until "
     "everything that it sealed has expired"
 )
 C = TypeVar("C")
@@ -115,12 +115,12 @@ WALKS: Final[tuple[Callable[..., Flow[Stop[Any]]], ...]] = (rekey_records, rekey
 
 
 def seals(store: Store, limit: int) -> Flow[tuple[InUse, ...]]:
-    """How much is sealed under which key; empty for a store without such a walk."""
+    """How much content is sealed under which key; empty for a store without such a walk."""
     return () if store.reseal is None else (yield from store.reseal.seals(limit))
 
 
 def unopened(store: Store, seal: Seal, limit: int) -> Flow[int]:
-    """How many of the first records have content that does not open, although a key of that name is there."""
+    """How many of the first records have content that does not open, although there is a key of that name."""
     content, found = SealedContent(seal), 0
     for record in (yield from walk_of(store).records(limit)):
         opened = content.record(record)
@@ -168,7 +168,7 @@ def _record(content: SealedContent, record: Record) -> Record | None:
         opened_entry = content.entry(entry, record)
         if key_of_text(opened_entry.result) is not None:
             return None
-        memo.append(replace(opened_entry))  # a new entry remembers no stored form, so it is sealed anew
+        memo.append(replace(opened_entry))  # a new entry has no stored form, so it is sealed again
     return replace(record, response=response, memo=content.closed_memo(tuple(memo), record), request=request)
 
 

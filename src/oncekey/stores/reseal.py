@@ -1,7 +1,7 @@
-"""Putting sealed content under another key, as flows over named statements.
+"""Rewriting sealed content under another key, as flows over named statements.
 
 `ResealStore` reads content as it is stored; `oncekey.stores.rekey` opens and seals it. Each of its writes proves that
-what it replaces is still there: a record by its version, a payload and evidence by their own text.
+the content it replaces has not changed: a record by its version, a payload and evidence by their text.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class ResealStore:
         self._statements = statements
 
     def records(self, limit: int, after: Record | None = None) -> Flow[tuple[Record, ...]]:
-        """Records that have an answer, steps or a request, in the store's order, after one."""
+        """Records that have a response, steps or a request, in the store's order, after one."""
         rows = yield from self._statements.read("content_records", {**self._behind(after), "limit": limit})
         return records_of(rows, None)
 
     def _behind(self, after: Record | None) -> dict[str, Value]:
-        """Where a page begins: tables are read by scope and key."""
+        """The position where a page begins: tables are read by scope and key."""
         return behind(after)
 
     def rewrite(self, seen: Record, record: Record) -> Flow[bool]:

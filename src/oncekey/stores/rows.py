@@ -1,6 +1,6 @@
 """The form of records and parcels in rows, for every store.
 
-Rows are encoded and decoded here, so here their content is sealed and opened, if there is a `SealedContent`. With None
+Rows are encoded and decoded here, so their content is sealed and opened here, if there is a `SealedContent`. With None
 values are stored and read as they are: in an application without a seal, and for resealing.
 """
 
@@ -46,19 +46,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ContentOwner: TypeAlias = "Claim | Lease | Record"
-"""What names the record, and its incarnation, that some content belongs to."""
+"""A value that identifies the record and the incarnation to which content belongs."""
 log = logging.getLogger("oncekey")
 
 UNREADABLE = "the record of a key (digest {digest}) cannot be read: {why}"
-NOT_OURS = "its {column} is nothing that this version of oncekey writes"
-LATER = "its answer was stored by a later version of oncekey (response_schema {found}; this one reads {known})"
+NOT_OURS = "its {column} has a value that this version of oncekey does not write"
+LATER = "its response was stored by a later version of oncekey (response_schema {found}; this one reads {known})"
 
 LONGEST_KEPT: Final = 100
 """Longer header lines are not cached."""
 _TYPE_FIRST: Final = '[["content-type", '
 
 LONGEST_FOLDED: Final = 32 * 1024
-"""The longest answer or memo that is sent as text in the message of a COMMIT; a longer one goes by itself."""
+"""The longest response or memo that is sent as text in the message of a COMMIT; a longer one is sent separately."""
 
 HALF_A_PAIR: Final = "half of a surrogate pair cannot be stored"
 
@@ -88,7 +88,7 @@ def snapshot_of(
     memo: tuple[MemoEntry, ...] | None = None,
     response: StoredResponse | None = None,
 ) -> Snapshot:
-    """Decode a row that has the store's clock as `now` beside the record."""
+    """Decode a row that has the store's clock as `now` in addition to the record."""
     record = None if row["scope"] is None else record_of(row, content, memo, response)
     return Snapshot(record, int(row["now"]))
 
@@ -101,7 +101,7 @@ def record_of(
 ) -> Record:
     """Decode one row, or raise `RecordUnreadableError`: an unreadable record is neither replayed nor run again.
 
-    `memo` and `response` are what the statement has just written, so that they are not read back.
+    `memo` and `response` were just written by the statement, so they are not read back.
     """
     outcome, status = row["outcome"], row["response_status"]
     steps = memo
@@ -187,7 +187,7 @@ def response_params(response: StoredResponse, owner: ContentOwner, content: Seal
 
 
 def headers_text(headers: Headers) -> str:
-    """Header lines in order, repeated ones kept; Latin-1 is how HTTP maps bytes to text."""
+    """Header lines in order, including repeated ones; HTTP maps bytes to text by Latin-1."""
     if len(headers) == 1 and headers[0][0] == b"content-type" and len(headers[0][1]) <= LONGEST_KEPT:
         return _type_alone(headers[0])
     return json.dumps([[name.decode("latin-1"), value.decode("latin-1")] for name, value in headers])
@@ -195,7 +195,7 @@ def headers_text(headers: Headers) -> str:
 
 @lru_cache(maxsize=64)
 def _type_alone(line: tuple[bytes, bytes]) -> str:
-    """The text of one content type alone, which is what nearly every answer keeps."""
+    """The text of a content type alone, the only stored header of nearly every response."""
     return json.dumps([[line[0].decode("latin-1"), line[1].decode("latin-1")]])
 
 
@@ -224,13 +224,13 @@ def _known_headers(text: str) -> Headers:
 
 
 def memo_text(memo: tuple[MemoEntry, ...], owner: ContentOwner, content: SealedContent | None) -> str | None:
-    """Finished steps in order; none is NULL, by which statements tell a plain record from a begun one."""
+    """Finished steps in order; NULL without any, which shows statements that a record is plain."""
     if not memo:
         return None
     if content is not None:
         memo = content.closed_memo(memo, owner)
     lists: list[list[str | bool]] = []
-    for entry in memo:  # each step writes all of them again, so there is no call for each
+    for entry in memo:  # each step writes all entries again, so no function is called for each
         lists.append([entry.name, entry.kind._value_, entry.result])
         if entry.by_hand:
             lists[-1].append(True)
@@ -251,7 +251,7 @@ def _read(row: Row, column: str, decode: Callable[[str], T]) -> T:
     try:
         return decode(row[column])
     except (ValueError, TypeError, AttributeError):
-        # Its content may be a client's, so it is not shown.
+        # It may be a client's content, so it is not shown.
         raise _unreadable(row, NOT_OURS.format(column=column)) from None
 
 
@@ -261,8 +261,8 @@ def _unreadable(row: Row, why: str) -> RecordUnreadableError:
 
 def uuid_of(value: object) -> UUID:
     """A UUID of Python's own class."""
-    # A driver may return its own UUID class. Equal values must be equal records, and not every library that an
-    # application uses takes a driver's class.
+    # A driver may return its own UUID class. Equal records must have equal values, and not every library that an
+    # application uses accepts a driver's class.
     if type(value) is UUID:
         return value
     return UUID(int=value.int) if isinstance(value, UUID) else UUID(str(value))
@@ -274,17 +274,17 @@ _plain_of: Final = itemgetter(*_PLAIN)
 _GIVEN: Final = [column.name for column in TABLE if "given" in column.words] + ["owner", "lease", "deadline", "request"]
 _given_by: Final = attrgetter(*_GIVEN)
 
-# A lookup in a table costs no call; a value that is not in it takes the slow way.
+# A lookup in a table costs no call; a value that is not in it takes the slow path.
 _EFFECTS: Final = {one.value: one for one in Effects}
 _RECOVERIES: Final = {one.value: one for one in Recovery}
 _STATES: Final = {one.value: one for one in State}
 _OUTCOMES: Final = {one.value: one for one in Outcome}
 _ENTRY_KINDS: Final = {one.value: one for one in EntryKind}
-_ENCODED: Final = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would make one for every call
+_ENCODED: Final = json.JSONEncoder(ensure_ascii=False).encode  # `json.dumps` would create one for every call
 
 
 def parcels_text(parcels: tuple[Parcel, ...], content: SealedContent | None) -> str:
-    """A batch as one parameter: drivers bind no lists."""
+    """A batch as one parameter, because drivers do not bind lists."""
     if content is not None:
         parcels = tuple([content.closed_parcel(parcel) for parcel in parcels])
     return json.dumps(

@@ -1,4 +1,4 @@
-"""Migrations as SQL to run by other means: for operators, and for Alembic."""
+"""Migrations as SQL to run with other tools: for operators, and for Alembic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HARMLESS: Final = re.compile(r"[a-z0-9_]+")
 
 
 def script(migrations: Sequence[Migration], ledger: Mapping[str, str]) -> str:
-    """All of them as one text."""
+    """All migrations as one text."""
     parts = [ledger["table"] + ";"]
     for one in migrations:
         record = _filled(ledger["record"], line_of(one))
@@ -28,7 +28,7 @@ def script(migrations: Sequence[Migration], ledger: Mapping[str, str]) -> str:
 
 
 def statements(migrations: Sequence[Migration], ledger: Mapping[str, str], dialect: Dialect) -> tuple[str, ...]:
-    """Their statements, one by one, with the lines that note them."""
+    """The statements of the migrations, one by one, with the ledger's lines about them."""
     texts = [ledger["table"]]
     for one in migrations:
         texts += [one.text, _filled(ledger["record"], line_of(one))]
@@ -36,7 +36,7 @@ def statements(migrations: Sequence[Migration], ledger: Mapping[str, str], diale
 
 
 def _filled(text: str, values: dict[str, Value]) -> str:
-    """The statement as it is printed; only names and numbers of our own files come here."""
+    """The statement as it is printed; only names and numbers from our own files are filled in."""
 
     def literal(match: re.Match[str]) -> str:
         value = values[match[1]]

@@ -1,16 +1,16 @@
-"""The content of rows, sealed and opened where `rows` and `worker_rows` encode and decode them.
+"""Seals and opens the content of rows, where `rows` and `worker_rows` encode and decode them.
 
-Statements, and the stores that run them, compare and keep sealed values like any others. A part of a store passes its
-`Statements.content` to the functions that make parameters of values and values of rows, and needs no more for a seal.
+Statements, and the stores that run them, compare and store sealed values like any others. A part of a store passes its
+`Statements.content` to the functions that encode parameters and decode rows; it needs nothing else for a seal.
 
-Four things need care.
+Four rules apply:
 
 * A parameter is readable only if it is listed in `READABLE`. `check` refuses a statement with any other text or bytes
-  that are not sealed, so content of a new kind is sealed or not stored.
-* A store compares a memo as a whole. An entry that came from the store, or was written to it, remembers its stored form
+  that are not sealed, so content of a new kind is either sealed or not stored.
+* A store compares a memo as a whole. An entry that was read from the store, or written to it, keeps its stored form
   and is written again in that form, whatever key it was sealed under (`Sealable`).
-* Content that cannot be opened is passed on as it is. `check_open` and `check_steps` refuse to replay it or to go on
-  with it, the relay lets its parcel wait, and tools show that it is sealed; sweeper and reaper need none of it.
+* Content that cannot be opened is passed on as it is. `check_open` and `check_steps` refuse to replay it or to resume
+  with it, the relay lets its parcel wait, and tools show that it is sealed; sweeper and reaper do not need it.
 * Content that cannot be sealed is not stored: this counts as an outage of the store, which every caller can handle.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oncekey")
 
-NOT_SEALED: Final = "what is to be stored could not be sealed, so it was not stored: {error}"
+NOT_SEALED: Final = "the content could not be sealed, so it was not stored: {error}"
 IN_CLEAR: Final = "the parameter {name} of the statement {statement} is neither sealed nor listed as readable"
 
 _READABLE: Final = """
@@ -49,14 +49,14 @@ _READABLE: Final = """
     place_key
     """
 READABLE: Final = frozenset(_READABLE.split())
-"""The texts that a statement sends as they are."""
+"""The parameters that a statement sends as they are."""
 JOINED: Final = frozenset({"memo", "seen_memo", "parcels", "given", "seen"})
-"""Texts that `rows` joins of parts after it has sealed them, and what a reader compares with what is stored."""
+"""Parameters that `rows` joins from sealed parts, and those that are compared with stored content."""
 _BEGINS: Final = (envelopes.TEXT_BEGINS, f'[["{enclosing.HEADER.decode()}", ')
 
 _FIELDS: Final = [one.name for one in fields(Record)]
 _VALUES: Final = attrgetter(*_FIELDS)
-"""All fields of a record at once: copying them one by one by name takes as long as opening an answer."""
+"""All fields of a record at once: copying them one by one takes as long as opening a response."""
 _RESPONSE, _MEMO, _REQUEST = (_FIELDS.index(name) for name in ("response", "memo", "request"))
 
 
@@ -67,7 +67,7 @@ class SealedContent:
         self.seal = seal
 
     def check(self, statement: str, params: Mapping[str, Value]) -> None:
-        """Refuse a statement that would store anything in clear which is not listed."""
+        """Refuse a statement that would store an unlisted value in clear."""
         for name, value in params.items():
             if name in READABLE or name in JOINED or not isinstance(value, str | bytes):
                 continue
@@ -77,7 +77,7 @@ class SealedContent:
     # To the store
 
     def closed_answer(self, response: StoredResponse, owner: ContentOwner) -> StoredResponse:
-        """Seal an answer."""
+        """Seal a response."""
         if response.schema_version == SEALED_SCHEMA:
             return response
         return enclosing.sealed_answer(
@@ -85,7 +85,7 @@ class SealedContent:
         )
 
     def closed_memo(self, memo: tuple[MemoEntry, ...], owner: ContentOwner) -> tuple[MemoEntry, ...]:
-        """Seal the results of steps, or take the forms that they have in the store already."""
+        """Seal the results of steps, or use the forms that they already have in the store."""
         return tuple([self._closed_entry(entry, owner) for entry in memo])
 
     def _closed_entry(self, entry: MemoEntry, owner: ContentOwner) -> MemoEntry:
@@ -102,7 +102,7 @@ class SealedContent:
         return MemoEntry(entry.name, entry.kind, text, entry.by_hand)
 
     def closed_request(self, claim: Claim) -> bytes | None:
-        """Seal the request that is kept for the completer."""
+        """Seal the kept request of a claim."""
         return self._kept(claim.request, enclosing.about_request(claim.id, claim.fingerprint))
 
     def closed_accepted(self, accepted: bytes | None, owner: ContentOwner) -> bytes | None:
@@ -110,7 +110,7 @@ class SealedContent:
         return self._kept(accepted, _about(owner, "accepted"))
 
     def closed_kept(self, kept: bytes, record: Record) -> bytes | None:
-        """Seal whichever of the two a record has."""
+        """Seal the kept request or the response of the 202, whichever the record has."""
         return self._kept(kept, _about_kept(record))
 
     def closed_parcel(self, parcel: Parcel) -> Parcel:
@@ -129,7 +129,7 @@ class SealedContent:
     def record(
         self, record: Record, memo: tuple[MemoEntry, ...] | None = None, known: StoredResponse | None = None
     ) -> Record:
-        """Open a record as far as possible; `memo` and `known`, its answer, are what the caller has just written."""
+        """Open a record as far as possible; `memo` and `known`, its response, were just written by the caller."""
         response, request = record.response, record.request
         closed = response is not None and response.schema_version == SEALED_SCHEMA
         if not (closed or record.memo or request):
@@ -144,22 +144,22 @@ class SealedContent:
         return Record(*values)
 
     def finished(self, finished: Finished) -> Finished:
-        """Open what a repeat reads."""
+        """Open the part of a record that a repeat reads."""
         response = finished.response
         if response is None or response.schema_version != SEALED_SCHEMA:
             return finished
         return replace(finished, response=self.response(response, finished))
 
     def response(self, response: StoredResponse, owner: Record | Finished) -> StoredResponse:
-        """Open an answer, or return it as it is if it cannot be opened."""
+        """Open a response, or return it as it is if it cannot be opened."""
         closed = None if response.body is None else envelopes.disclose(response.body)
         if closed is None:
-            return response  # a listing, which does not read answers
+            return response  # a listing, which does not read responses
         plain = self._open(closed, _about(owner, "answer"))
         return response if plain is None else enclosing.opened_answer(response, plain)
 
     def parcel(self, parcel: Parcel) -> Parcel:
-        """Open a parcel; one that cannot be opened is not delivered, and waits."""
+        """Open a parcel; one that cannot be opened is not delivered, but waits."""
         text = self._open_text(parcel.payload, _about_parcel(parcel))
         return parcel if text is parcel.payload else replace(parcel, payload=text)
 
@@ -173,7 +173,7 @@ class SealedContent:
         return report if text is report.resolution else replace(report, resolution=text)
 
     def entry(self, entry: MemoEntry, owner: ContentOwner) -> MemoEntry:
-        """Open a step's result, which remembers its stored form."""
+        """Open a step's result, which keeps its stored form."""
         about = _about(owner, f"step {entry.name}")
         tag = envelopes.tag_of(entry.result)
         inside = envelopes.untagged(tag, entry.result)
@@ -188,7 +188,7 @@ class SealedContent:
         return opened
 
     def request(self, record: Record) -> bytes:
-        """Open what is kept until the settlement."""
+        """Open the content that is kept until the settlement."""
         assert record.request is not None
         closed = envelopes.disclose(record.request)
         plain = None if closed is None else self._open(closed, _about_kept(record))
@@ -212,7 +212,7 @@ class SealedContent:
         try:
             return self.seal.open(*closed, about)
         except CannotOpenError:
-            return None  # the code that would use it refuses to
+            return None  # the code that would use it refuses
         except Exception as error:  # noqa: BLE001  (whatever a seal of the application's own may raise)
             log.error("oncekey: opening what is %s failed: %s", envelopes.described(closed[0]), type(error).__name__)
             return None

@@ -1,8 +1,8 @@
-"""SQL stores: the parts that each is made of, and its migrations, which are numbered files in its package.
+"""SQL stores: their parts, and their migrations, which are numbered files in the package of a store.
 
-`ledger.sql` of a store's package has titled blocks: `table` creates that table, `applied` reads it, `record` adds a
-line, and `lock` admits one migrator at a time where a transaction alone does not. `unlock` admits the next one where a
-lock does not end with its transaction.
+The ledger of migrations has titled blocks in `ledger.sql`: `table` creates its table, `applied` reads it, `record`
+adds a line, and `lock` admits one migrator at a time where a transaction alone does not. `unlock` releases a lock that
+does not end with its transaction.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ FILES: Final = (
 )
 """The files with the statements of a store."""
 SHARED: Final = "oncekey.stores.onerow"
-"""The package with the statements of the stores that keep a record in one row."""
+"""The package with the statements of the stores whose record is one row."""
 ONE_ROW: Final = ("spelling.sql", *FILES)
-"""The files of such a store; in the first one it says what it spells in its own way."""
+"""The files of such a store; the first has its own syntax."""
 
 
 class SqlStore(KeyStore):
-    """Records in a SQL database, with every part that its statements serve; a subclass adds its locks."""
+    """Records in a SQL database, with every part for which it has statements; a subclass adds its locks."""
 
     audit = cached_property(lambda self: auditing.AuditStore(self._statements))
     outbox = cached_property(lambda self: parcels.OutboxStore(self._statements, self.audit))
@@ -99,7 +99,7 @@ class SqlSchema:
         self.migrations = known(package) if migrations is None else migrations
 
     def applied(self) -> Flow[tuple[Applied, ...]]:
-        """The migrations that the store has noted; none if it has no table for them yet."""
+        """The migrations in the store's ledger; none if it has no ledger yet."""
         try:
             return (yield from execute(Transaction("migrations", Mode.READ, self._applied)))
         except SchemaError:
@@ -111,11 +111,11 @@ class SqlSchema:
         )
 
     def script(self) -> str:
-        """All migrations as text, for operators who run them by other means."""
+        """All migrations as text, for operators who run them with other tools."""
         return scripts.script(self.migrations, self._ledger)
 
     def statements(self, first: int, last: int) -> tuple[str, ...]:
-        """The statements of some migrations, one by one, with the lines that note them."""
+        """The statements of some migrations, one by one, with the ledger's lines about them."""
         return scripts.statements(self.migrations[first - 1 : last], self._ledger, self._dialect)
 
     def _applied(self) -> Body[tuple[Applied, ...]]:
@@ -157,7 +157,7 @@ def known(package: str) -> tuple[Migration, ...]:
 
 
 def line_of(migration: Migration) -> dict[str, Value]:
-    """The line that notes a migration."""
+    """The ledger's line about a migration."""
     return {
         "number": migration.number,
         "phase": migration.phase.value,

@@ -1,4 +1,4 @@
-"""The named statements of a store: read from titled blocks of SQL, given its clock, executed until acknowledged."""
+"""The named statements of a store: read from titled blocks of SQL, and executed until acknowledged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class Statements:
-    """Named commands. `clock` gives every instant in tests that control time; without it the store's own clock does."""
+    """Named commands. `clock` returns every instant in tests that control time; else the store's clock is used."""
 
     def __init__(self, commands: Mapping[str, Command], clock: Callable[[], Instant] | None = None) -> None:
         self._commands = commands
         self._clock = clock
         self.content: SealedContent | None = None
-        """What seals and opens the content of rows, if that is wanted."""
+        """Seals and opens the content of rows; None: content is stored as it is."""
 
     def require(self, names: tuple[str, ...]) -> None:
         """Raise if the store has no command for one of these names."""
@@ -49,7 +49,7 @@ class Statements:
     ) -> Statement:
         """One statement with its parameters and its instant.
 
-        `form` names another command for the same, which a store may have for a case in which it is cheaper.
+        `form` names another command for the same statement, which a store may have for a case in which it is cheaper.
         """
         if self.content is not None:
             self.content.check(name, params)
@@ -116,8 +116,8 @@ PART_STATEMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         }.items()
     }
 )
-"""The statements that each part of a store needs. A SQL store imports a part when it is first used, and is refused when
-it is made if a statement is missing."""
+"""The statements that each part of a store needs. A SQL store imports a part at its first use, and cannot be created
+if a statement is missing."""
 
 T = TypeVar("T")
 
@@ -126,9 +126,9 @@ REPEATS = 3
 
 
 def locked_row(rows: Rows) -> Row:
-    """The row that a write returns if its proof fits. It fits what the transaction has locked, or all is undone."""
+    """The row that a write returns if its proof fits the locked rows; otherwise raise, which rolls back."""
     if not rows:
-        raise StoreUnavailableError("what was locked has moved: the transaction is undone")
+        raise StoreUnavailableError("a locked row has changed: the transaction is rolled back")
     return rows[0]
 
 
@@ -139,7 +139,7 @@ def execute(transaction: Transaction[T]) -> Flow[T]:
 
 
 def execute_until_acknowledged(transaction: Transaction[T]) -> Flow[T]:
-    """Run a transaction again if its reply was lost; it must be one that may be executed twice (P7)."""
+    """Run a transaction again if its reply was lost; it must be safe to execute twice (P7)."""
     lost: CommitAmbiguousError | None = None
     for _ in range(1 + REPEATS):
         try:
@@ -149,7 +149,7 @@ def execute_until_acknowledged(transaction: Transaction[T]) -> Flow[T]:
         except StoreError as error:
             if lost is None:
                 raise
-            raise lost from error  # this one was not executed, and the one before may have been
+            raise lost from error  # this attempt was not executed, but the one before may have been
     assert lost is not None
     raise lost
 
@@ -160,7 +160,7 @@ _PLACE = re.compile(r"\{(\w+)(?:\(([^{}]*)\))?\}")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A piece of SQL for statements; the names in parentheses after its own are replaced by the user's words."""
+    """A fragment of SQL for statements; its parameters, in parentheses, are replaced by the words of a use."""
 
     text: str
     names: tuple[str, ...]
@@ -178,12 +178,12 @@ def load(package: str, *names: str, shared: str | None = None) -> dict[str, str]
 
     SQL that several stores share is in the files of the same names in the package `shared`.
 
-    The comment between a title and its SQL is for readers and is not sent to the server. Its first line says what the
-    statement is for.
+    The comment between a title and its SQL is for readers and is not sent to the server. Its first line is the purpose
+    of the statement.
 
-    A block titled `part` is no statement: its text takes the place of its name in braces, in all of these files. One
-    titled `part: walk(at; fits)` is used as `{walk(created_at; state = 'unknown')}`: each word takes the place of the
-    name that it is given for. Some parts are generated from the table of columns (`_column_parts`).
+    A block titled `part` is not a statement: its text replaces its name in braces, in all of these files. One titled
+    `part: walk(at; fits)` is used as `{walk(created_at; state = 'unknown')}`: each word replaces the parameter in its
+    position. Some parts are generated from the table of columns (`_column_parts`).
     """
     return dict(_loaded(package, names or ("queries.sql",), shared))
 
@@ -204,7 +204,7 @@ def _loaded(package: str, names: tuple[str, ...], shared: str | None) -> dict[st
 
 
 def _column_parts(*, postgres: bool) -> dict[str, _Part]:
-    """The parts of SQL that name the columns of a record, so that a new column needs no change of a statement."""
+    """The parts of SQL with the columns of a record, so that a new column needs no change of a statement."""
     given = [one for one in TABLE if "given" in one.words]
     hot = [one for one in TABLE if not (postgres and "work" in one.words)]
 
@@ -230,7 +230,7 @@ def _column_parts(*, postgres: bool) -> dict[str, _Part]:
 
 
 def _texts(name: str, shared: str | None, package: str) -> Iterator[str]:
-    """The file of a name, or both files if the shared package has one, too."""
+    """The text of the file of this name, or of both files if the shared package has one too."""
     places = [files(one).joinpath(name) for one in (shared, package) if one is not None]
     there = [place for place in places if place.is_file()]
     if not there:
@@ -239,7 +239,7 @@ def _texts(name: str, shared: str | None, package: str) -> Iterator[str]:
 
 
 def _whole(text: str, parts: dict[str, _Part]) -> str:
-    """The statement with its parts filled in; a part may have parts of its own."""
+    """The statement with its parts filled in; a part may contain parts."""
     while _PLACE.search(text):
         text = _PLACE.sub(lambda match: parts[match[1]].filled(match[2]), text)
     return text

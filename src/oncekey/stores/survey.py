@@ -1,7 +1,7 @@
 """Listings for operators and for `oncekey doctor`, as flows over named statements: lists by index, and bounded counts.
 
-Each state has a statement of its own, because the indexes are partial: with the state as a parameter no plan could use
-them. Several states are walked side by side and merged here.
+Each state has its own statement, because the indexes are partial: with the state as a parameter no plan could use
+them. Several states are walked in parallel and merged here.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SurveyStore:
     def walk(
         self, wanted: Walk, limit: int, before: Mapping[State, WalkPosition] | None = None, looked: int = LOOKED
     ) -> Flow[Stretch]:
-        """Records of these states, the newest first; without their answers. `before` is where the last page ended."""
+        """Records of these states, the newest first; without responses. `before` is where the last page ended."""
         places = dict.fromkeys(wanted.states, START) if before is None else before
 
         def body() -> Body[Stretch]:
@@ -147,7 +147,7 @@ class SurveyStore:
             ):
                 for one in names:
                     rows = yield self._statements.statement(name, {column: one, "limit": _MANY})
-                    # Another account may use the same id: evidence with a key is about the call with that key.
+                    # Another account may use the same id: evidence with a key concerns the call with that key.
                     found |= {
                         evidence.id: evidence
                         for evidence in (evidence_of(row, content) for row in rows)
@@ -185,7 +185,7 @@ class SurveyStore:
 
 @dataclass(slots=True)
 class _Path:
-    """The records that one read of one state found, and how far they are used."""
+    """The records that one read of one state found, and which of them were already used."""
 
     found: deque[Record]
     place: WalkPosition
@@ -219,7 +219,7 @@ def _path(rows: Rows, state: State, place: WalkPosition, limit: int, content: Se
     found = [row for row in rows if row["scope"] is not None]
     edge, first = None, rows[0]
     if len(found) == limit:
-        # From the row: a record that cannot be read is left out, and must not be read again.
+        # From the row: a record that cannot be decoded is left out, and must not be read again.
         last = found[-1]
         edge = (int(last["expires_at" if state in FINISHED else "created_at"]), last["scope"], last["key"])
     elif first["edge_at"] is not None:
@@ -230,13 +230,13 @@ def _path(rows: Rows, state: State, place: WalkPosition, limit: int, content: Se
 def _merged(now: Instant, paths: dict[State, _Path], limit: int) -> Stretch:
     """The paths of several states as one, the newest first.
 
-    Each state keeps a place of its own: texts are in the database's order, so only the database can tell which of two
+    Each state has its own position: texts are in the database's order, so only the database can decide which of two
     records of the same instant comes first.
     """
     taken: list[Record] = []
     while len(taken) < limit:
         ahead = {state: _place(path.found[0], state) for state, path in paths.items() if path.found}
-        # Where a read was cut off, newer records may follow, so no other state goes beyond that place.
+        # After the end of a read that was cut off there may be newer records, so no other state goes beyond that place.
         ends = [path.edge[0] for path in paths.values() if not path.found and path.edge is not None]
         state = max(ahead, key=lambda one: ahead[one][0], default=None)
         if state is None or ahead[state][0] < max(ends, default=ahead[state][0]):

@@ -1,8 +1,8 @@
 """Upkeep as flows over named statements: sweeping and reaping.
 
 Each move of a record that was read proves the version that was read. Finished and expired records are moved without
-being read: the statement contains the core's conditions. The audit line of a move is written in the same transaction,
-if it is wanted: both are there, or neither is.
+being read: the statement contains the core's conditions. If the audit is enabled, its line is written in the same
+transaction as the move: both are stored, or neither.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 UPKEEP = PART_STATEMENTS["upkeep"]
 
 Noting: TypeAlias = "Callable[[Record], Note] | None"
-"""Makes the audit line about a record; None: write none."""
+"""Creates the audit line about a record; None: write none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How finished records end, for the audit; without a mover there are no lines."""
+    """The audit of finished records that end; without a mover there are no lines."""
 
     trigger: Trigger
     to: State | None
     mover: Mover | None
     each: bool
-    """A line per record, and not per scope and state."""
+    """A line per record instead of per scope and state."""
 
     def notes(self, rows: Rows, mover: Mover) -> list[Note]:
         """The lines about a batch."""
@@ -82,7 +82,7 @@ class UpkeepStore(WorkerList):
         return (yield from self._page("stale", {"limit": limit}, created, after))
 
     def sweep(self, seen: Record, to: State, last_error: str, noting: Noting = None) -> Flow[bool]:
-        """Move `seen` where the core says (rows 14, 15, 18). False: another actor moved it first."""
+        """Move `seen` to the state that the core decided (rows 14, 15, 18). False: another actor moved it first."""
         name = _sweeping(seen, to)
 
         def body() -> Body[bool]:
@@ -109,7 +109,7 @@ class UpkeepStore(WorkerList):
     def purge(
         self, due: Expired, limit: int, after: ReapPosition = START, mover: Mover | None = None, *, each: bool = False
     ) -> Flow[Gone]:
-        """Delete finished and expired records, longest ago first, after a place (row 30)."""
+        """Delete finished and expired records, the oldest first, after a position (row 30)."""
         return (yield from self._ended("purge_expired", due, limit, after, _Ending(Trigger.PURGE, None, mover, each)))
 
     def purge_kept(
@@ -146,14 +146,14 @@ class UpkeepStore(WorkerList):
         return int(rows[0]["live"])
 
     def _noting(self, seen: Record, noting: Noting) -> Body[None]:
-        """Write the line about a move, if it is wanted and there is an audit."""
+        """Write the line about a move, if there is one and the store has an audit."""
         if noting is not None and self._audit is not None:
             yield from self._audit.noting((noting(seen),))
 
     def _ended(self, name: str, due: Expired, limit: int, after: ReapPosition, ending: _Ending) -> Flow[Gone]:
         """Run one statement, and another one for the audit lines.
 
-        Where a statement cannot move rows and return them, it only finds and locks them, and a second one moves those.
+        If a statement cannot move rows and return them, it only finds and locks them, and a second one moves them.
         """
         mover, moves = ending.mover, f"{name}_found"
         apart = self._statements.has(moves)
@@ -200,7 +200,7 @@ def _due_params(due: Expired, limit: int, after: ReapPosition) -> dict[str, Valu
 
 
 class NotingUpkeepStore(UpkeepStore):
-    """The same for a store whose statement that moves finished records also writes their audit lines."""
+    """`UpkeepStore` for a store whose statement that moves finished records also writes their audit lines."""
 
     def _ended(self, name: str, due: Expired, limit: int, after: ReapPosition, ending: _Ending) -> Flow[Gone]:
         mover = ending.mover

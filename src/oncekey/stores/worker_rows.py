@@ -1,4 +1,4 @@
-"""Rows as workers and operators read them: pages of records, parcels and dead letters."""
+"""Decodes the rows that workers and operators read: pages of records, parcels and dead letters."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PARCEL_KINDS: Final = {kind.value: kind for kind in ParcelKind}
 
 def held_text(held: tuple[HeldParcel, ...]) -> str:
     """The proofs of a batch; sorted, so that two batches lock in the same order."""
-    # Joined by hand, because a UUID and a number need no quoting, and there may be a thousand of them.
+    # Joined without an encoder: a UUID and a number need no quoting, and there may be a thousand of them.
     proofs = sorted([(str(one.parcel.id), one.fence) for one in held])
     return "[" + ",".join([f'{{"id":"{name}","fence":{fence:d}}}' for name, fence in proofs]) + "]"
 
 
 def parcel_proof(held: HeldParcel) -> dict[str, Value]:
-    """The proof of a claim on a parcel: its id, and the fence it was claimed with."""
+    """The proof of a claim on a parcel: its id, and the fence of the claim."""
     return {"id": str(held.parcel.id), "parcel_fence": held.fence}
 
 
@@ -75,28 +75,28 @@ def parcel_of(row: Row, content: SealedContent | None) -> Parcel:
 
 
 def ids_of(rows: Rows) -> frozenset[UUID]:
-    """The parcels that a statement touched."""
+    """The ids in the rows of a statement."""
     return frozenset(_any_uuid(row["id"]) for row in rows)
 
 
 def _any_uuid(value: object) -> UUID:
-    """A UUID, perhaps of a driver's own class, which is equal to Python's: this id does not leave oncekey."""
+    """A UUID, possibly of a driver's own class that equals Python's: this id does not leave oncekey."""
     return value if isinstance(value, UUID) else UUID(str(value))
 
 
 def behind(after: Record | None) -> dict[str, Value]:
-    """Where a page begins: after the last record of the page before."""
+    """The position where a page begins: after the last record of the page before."""
     scope, key = ("", "") if after is None else (after.id.scope, after.id.key)
     return {"after_scope": scope, "after_key": key}
 
 
 def page_of(rows: Rows, content: SealedContent | None) -> Page:
-    """The records of a statement that always returns the store's clock."""
+    """The page in the rows of a statement that always returns the store's clock."""
     return Page(int(rows[0]["now"]), records_of(rows, content))
 
 
 def records_of(rows: Rows, content: SealedContent | None) -> tuple[Record, ...]:
-    """The records of a page. One that cannot be read is named in the log, and does not hide the others."""
+    """The records of a page. A record that cannot be read is logged, and does not hide the others."""
     found = []
     for row in rows:
         if row["scope"] is None:

@@ -259,7 +259,7 @@ class UnitOperation(_Inspection, Operation[Conn]):
 
 
 class UnitSyncOperation(_Inspection, SyncOperation[Conn]):
-    """The same for a `def` handler."""
+    """An operation for a `def` handler that the test can inspect."""
 
     def emit(self, topic: str, payload: object, *, order_by: str | None = None) -> None:
         """As `SyncOperation.emit`; the message is added to `emitted`."""
@@ -294,7 +294,7 @@ def sync_operation(
     connection: Conn | None = None,
     seed: bytes = SEED,
 ) -> UnitSyncOperation[Conn]:
-    """The same for a `def` handler."""
+    """An operation for a `def` handler; see `operation`."""
     return UnitSyncOperation(**_made(key, scope, attempt, connection, seed, blocking=True))
 
 

@@ -1,11 +1,11 @@
-"""The composition root: from a URL to a store, its driver and an engine. The only place that knows both sides.
+"""The composition root: builds a store, its driver and an engine from a URL. Only it imports stores and drivers.
 
-A store is declared by one row of `STORES`: the schemes of its URLs and how they are read, its drivers with the extra
-that installs what each needs, and how store and driver are put together. What it can do is not declared: it is seen
-from the protocols that its store and its drivers satisfy (`shares`; `oncekey stores` lists the rest).
+A store is declared by one row of `STORES`: the schemes of its URLs and how they are parsed, its drivers with the extra
+that installs each, and how store and driver are combined. Its capabilities are not declared: they follow from the
+protocols that its store and its drivers satisfy (`shares`; `oncekey stores` lists the rest).
 
-Connecting does no I/O: connections are made when they are first needed, so an application can be imported, and
-its mistakes in a URL found, without a database at hand.
+Connecting does no I/O: connections are opened when they are first needed, so an application can be imported, and
+its mistakes in a URL found, without a database.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ else:
     blocking_shell = Lazy("oncekey.engine.blocking_shell")
 
 Clock: TypeAlias = "Callable[[], Instant] | None"
-"""Gives every instant, in tests that own time."""
+"""Returns every instant, in tests that control time."""
 
 Source: TypeAlias = "str | SqlalchemyEngine | Borrowed"
-"""Where the keys are kept: a URL, or a database that the application has connected to already."""
+"""The store of the keys: a URL, or a database to which the application is already connected."""
 
 Given: TypeAlias = "Source | BlockingEngine"
-"""What `Once` is given."""
+"""The argument `store` of `Once`."""
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.]{0,30}")
 
@@ -57,19 +57,19 @@ class DriverChoice:
     driver: str
     """Its class, as `module:name` below `oncekey.databases`; imported when it is needed."""
     package: str | None = None
-    """By which name a URL asks for it: `postgresql+asyncpg`. None: whatever the URL asks for, this is it."""
+    """The name that selects it in a URL: `postgresql+asyncpg`. None: it serves every URL of the store."""
     needs: tuple[str, ...] = ()
     """The packages that it imports."""
     extra: str = ""
-    """What of `oncekey[...]` installs them."""
+    """The extra in `oncekey[...]` that installs them."""
 
     @property
     def missing(self) -> str | None:
-        """The package that is not installed."""
+        """The package that is not installed; None if all are."""
         return next((name for name in self.needs if find_spec(name) is None), None)
 
     def check(self) -> None:
-        """Refuse, with the command that installs what is missing."""
+        """Raise if a package is missing, with the command that installs it."""
         missing = self.missing
         if missing is not None:
             raise ConfigurationError(f"{missing} is not installed: pip install 'oncekey[{self.extra}]'")
@@ -83,33 +83,33 @@ class DriverChoice:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """One store."""
+    """The declaration of one store."""
 
     kind: Kind
     title: str
-    """Its name in sentences."""
+    """Its name in messages."""
     forms: tuple[str, ...]
     """Examples of its URLs."""
     schemes: Mapping[str, str | None]
-    """The schemes of its URLs, each with the package of the driver that it asks for."""
+    """The schemes of its URLs, each with the package of the driver that it selects."""
     read: Callable[[str, str, str | None], Address]
-    """Understands a URL: its scheme, what follows the colon, and the package that the scheme asks for."""
+    """Parses a URL, given its scheme, the rest after the colon, and the package that the scheme selects."""
     blocking: tuple[DriverChoice, ...]
-    """Its drivers for threads, the one that is preferred first."""
+    """Its drivers for threads, the preferred one first."""
     asynchronous: tuple[DriverChoice, ...]
-    """Its drivers for asyncio, the one that is preferred first."""
+    """Its drivers for asyncio, the preferred one first."""
     store: Callable[..., Store]
-    """Makes the store, with a `clock` or without."""
+    """Creates the store, with or without a `clock`."""
     join: Callable[[Any, Address, Clock], tuple[Store, Any]]
-    """Puts store and driver together: of the driver's class, where it is, and a clock."""
+    """Creates store and driver from the driver's class, the address and a clock."""
     tables: Callable[[], SqlSchema] | None = None
-    """Its tables; None: it has none."""
+    """Creates the schema of its tables; None: it has no tables."""
     low_stakes: str | None = None
-    """Why it is only for requests of which a second execution does little harm; None: it is for all."""
+    """Why it is only for requests whose second execution does little harm; None: it is for all."""
 
 
 def _reader(module: str) -> Callable[[str, str, str | None], Address]:
-    """What reads the URLs of a store; its module below `oncekey.databases` is imported when it is first called."""
+    """A function that parses a store's URLs; its module below `oncekey.databases` is imported at the first call."""
 
     def read(scheme: str, rest: str, package: str | None) -> Address:
         understood: Address = import_module(f"oncekey.databases.{module}").read(scheme, rest, package)
@@ -119,7 +119,7 @@ def _reader(module: str) -> Callable[[str, str, str | None], Address]:
 
 
 def _later(place: str) -> Callable[..., Any]:
-    """What makes a store or its tables, as `module:name` below `oncekey`; imported when it is first called."""
+    """A function that creates a store or its tables, `module:name` below `oncekey`; imported at the first call."""
     module, _, name = place.partition(":")
 
     def make(**options: Any) -> Any:  # noqa: ANN401  (a store, or its tables)
@@ -265,7 +265,7 @@ def _listed(words: Iterable[str]) -> str:
 
 
 FORMS: Final = _listed(form for row in STORES for form in row.forms)
-"""The URLs there are, for sentences."""
+"""The forms of URLs, for messages."""
 
 
 def declared(kind: Kind) -> Declared:
@@ -283,7 +283,7 @@ def _begins(driver: object) -> bool:
 
 
 def source_of(store: Given) -> Source:
-    """Find a mistake in what `Once` was given when it is made: a URL, or a driver that is not installed."""
+    """Check the argument of `Once` when it is created; raises for a wrong URL or a driver that is not installed."""
     if not isinstance(store, str):
         return given.source_of(store)
     _check_url(store)
@@ -299,33 +299,33 @@ def _check_url(store: str) -> None:
 
 
 def check_stakes(store: Source, operation: str, *, low_stakes: bool) -> None:
-    """Refuse to enrol an operation in a store that can forget its keys, unless that does little harm."""
+    """Refuse to enrol an operation in a store that can lose its keys, unless that does little harm."""
     why = declared(understand(store).kind).low_stakes if isinstance(store, str) else None
     if why is not None and not low_stakes:
         raise ConfigurationError(
-            f"{operation}: {why}; say low_stakes=True if that does little harm, or use another store"
+            f"{operation}: {why}; set low_stakes=True if that does little harm, or use another store"
         )
 
 
 def has_threads(source: Source) -> bool:
-    """Whether blocking code can use it: a SQLAlchemy AsyncEngine is for asyncio alone."""
+    """Whether blocking code can use it: a SQLAlchemy AsyncEngine is for asyncio only."""
     return isinstance(source, str | Borrowed)
 
 
 def called(source: Source) -> str:
-    """What it is called in logs, without a password; a URL is shown by `addresses`."""
+    """The name of the store in logs, without a password; `addresses` formats a URL."""
     if isinstance(source, str):
         return source
     return source.title if isinstance(source, Borrowed) else source.url.render_as_string(hide_password=True)
 
 
 def connect_to(source: Source) -> blocking_shell.Engine:
-    """An engine for blocking code, on whatever `Once` was given."""
+    """An engine for blocking code on the store of `Once`."""
     return connect(source) if isinstance(source, str) else given.connect_to(source)
 
 
 def aconnect_to(source: Source) -> AsyncEngine:
-    """An engine for asyncio, on whatever `Once` was given; a framework's blocking connections are used in threads."""
+    """An engine for asyncio on the store of `Once`; a framework's blocking connections are used in threads."""
     return aconnect(source) if isinstance(source, str) else given.aconnect_to(source)
 
 
@@ -352,12 +352,12 @@ def aconnect(url: str, *, clock: Clock = None) -> AsyncEngine:
 
 
 def _ways(ways: tuple[DriverChoice, ...], address: Address) -> list[DriverChoice]:
-    """Those that the URL leaves to choose from."""
+    """The drivers that the URL allows."""
     return [way for way in ways if way.package is None or address.package in (None, way.package)]
 
 
 def _preferred(ways: list[DriverChoice]) -> DriverChoice:
-    """The first one whose packages are there; if none is, the last one, which says what to install."""
+    """The first driver whose packages are installed; without one the last, whose check names the package to install."""
     return next((way for way in ways if way.missing is None), ways[-1])
 
 
@@ -370,7 +370,7 @@ E = TypeVar("E", bound="blocking_shell.Engine | AsyncEngine")
 
 
 def sealing(engine: E, seal: Seal | None) -> E:
-    """The same engine; where there is a seal, with the content of its store sealed."""
+    """The engine, with the content of its store sealed if there is a seal."""
     if seal is not None:
         from oncekey.stores.sealed_content import SealedContent  # noqa: PLC0415  (most stores are not sealed)
 
@@ -382,17 +382,17 @@ def migrations_for(url: str) -> SqlSchema:
     """The tables of a URL's store, without connecting to it."""
     row = declared(understand(url).kind)
     if row.tables is None and row.store().schema.migrations:
-        raise ConfigurationError(f"{row.title} has no SQL: `oncekey migrate up` makes its table")
+        raise ConfigurationError(f"{row.title} has no SQL: `oncekey migrate up` creates its table")
     if row.tables is None:
         raise ConfigurationError(f"{row.forms[0].partition(':')[0]}: has no tables, so there is nothing to migrate")
     return row.tables()
 
 
 def understand(url: str) -> Address:
-    """What a URL says, or a sentence about what it should."""
+    """The address in a URL; raises with the accepted forms if it is not one."""
     scheme, colon, rest = url.partition(":")
     if not colon or _SCHEME.fullmatch(scheme) is None:
-        raise ConfigurationError(f"{_safely(url)} is no store: say {FORMS}")
+        raise ConfigurationError(f"{_safely(url)} is not a store: use {FORMS}")
     for row in STORES:
         if scheme in row.schemes:
             return row.read(scheme, rest, row.schemes[scheme])
@@ -401,10 +401,10 @@ def understand(url: str) -> Address:
         if plus and database in row.schemes:
             known = [one for one in row.schemes if one.partition("+")[0] == database]
             raise ConfigurationError(
-                f"oncekey has no driver {driver} for {database}: say {' or '.join(f'{one}://' for one in known)}"
+                f"oncekey has no driver {driver} for {database}: use {' or '.join(f'{one}://' for one in known)}"
             )
     kept = _listed(row.title for row in reversed(STORES))
-    raise ConfigurationError(f"there is no store for {scheme}: keys are kept in {kept}; say {FORMS}")
+    raise ConfigurationError(f"there is no store for {scheme}: keys can be stored in {kept}; use {FORMS}")
 
 
 def _sqlite_module(address: Address) -> ModuleType | None:
@@ -415,16 +415,16 @@ def _sqlite_module(address: Address) -> ModuleType | None:
 
 
 def driver_module(name: str, *, needs: tuple[str, ...] = (), extra: str = "") -> ModuleType:
-    """The module of a driver, with the command that installs what it needs if that is missing."""
+    """The module of a driver; raises with the command that installs a missing package."""
     DriverChoice("", needs=needs, extra=extra).check()
     return import_module(f"oncekey.databases.{name}")
 
 
 def diagnostics_of(kind: Kind) -> ModuleType:
-    """The module that says what is wrong with the server or file of a store."""
+    """The module that checks the server or file of a store."""
     return import_module(f"oncekey.databases.{kind}.diagnostics")
 
 
 def _safely(url: str) -> str:
-    """A URL may hold a password, and what is no URL may be one."""
+    """A text for messages: a URL may contain a password, and text that is not a URL may be one."""
     return repr(url) if len(url) < 20 and "@" not in url else "what was given"  # noqa: PLR2004  (a short word)

@@ -1,4 +1,4 @@
-"""Stores on what the application has connected to already: a SQLAlchemy engine, or a framework's own database."""
+"""Stores on existing connections of the application: a SQLAlchemy engine, or a framework's own database."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from oncekey.ports.store import Store
 
 NO_ENGINE: Final = (
-    "a store is a URL or a SQLAlchemy engine, made by create_async_engine(...) for `async def` or by "
+    "a store is a URL or a SQLAlchemy engine, from create_async_engine(...) for `async def` or "
     "create_engine(...) for `def`"
 )
-NO_DATABASE: Final = "it is not known yet which database {title} has: let it connect to an application first"
-NO_BORROWED: Final = "there is no store for {dialect}: keys are kept in PostgreSQL, SQLite or MariaDB"
+NO_DATABASE: Final = "the database of {title} is not known yet: connect it to an application first"
+NO_BORROWED: Final = "there is no store for {dialect}: keys can be stored in PostgreSQL, SQLite or MariaDB"
 ASYNC_ONLY: Final = (
     "this Once has no blocking connections, because it was given a SQLAlchemy AsyncEngine: give it a URL"
 )
@@ -37,7 +37,7 @@ _DIALECTS: Final[Mapping[str, Callable[..., Store]]] = {
 
 
 def source_of(store: SqlalchemyEngine | BlockingEngine | Borrowed) -> SqlalchemyEngine | Borrowed:
-    """Find a mistake in what `Once` was given when it is made."""
+    """Check the argument of `Once` when it is created."""
     if isinstance(store, Borrowed):
         if store.dialect is not None:
             _borrowed_store(store)
@@ -74,7 +74,7 @@ def _borrowed_store(source: Borrowed) -> Store:
 
 
 def aconnect_sqlalchemy(engine: SqlalchemyEngine, *, clock: Clock = None) -> AsyncEngine:
-    """An engine for asyncio on the application's own SQLAlchemy engine, which stays the application's."""
+    """An engine for asyncio on the application's own SQLAlchemy engine, which oncekey does not close."""
     _check_engine(engine)
     drivers = partial(driver_module, needs=("sqlalchemy",), extra="sqlalchemy")
     match engine.dialect.name:
@@ -91,14 +91,14 @@ def _check_engine(engine: SqlalchemyEngine) -> None:
     if not _is_sqlalchemys(engine) or not hasattr(engine, "sync_engine"):
         raise ConfigurationError(NO_ENGINE)
     if engine.dialect.name not in ("sqlite", "postgresql", "mysql", "mariadb"):
-        raise ConfigurationError(f"there is no store for {engine.dialect.name}: make the engine for {ENGINES}")
+        raise ConfigurationError(f"there is no store for {engine.dialect.name}: create the engine for {ENGINES}")
 
 
 def _is_sqlalchemys(engine: object) -> bool:
-    # Looked at by its class's name, so that SQLAlchemy is imported only by those who have it.
+    # Recognised by the name of its class, so that SQLAlchemy is not imported here.
     return hasattr(engine, "dialect") and "sqlalchemy" in _packages(engine)
 
 
 def _packages(connection: object) -> set[str]:
-    """Where a connection comes from, its own class or one that it extends; nothing needs to be imported."""
+    """The packages of a connection's class and its base classes, without importing them."""
     return {kind.__module__.partition(".")[0] for kind in type(connection).__mro__}

@@ -37,7 +37,7 @@ CANCELLED_WITHIN: Final = 1.0
 
 
 ABANDONED: Final[list[asyncio.Task[Any]]] = []
-"""Tasks that swallowed their cancellation. They are referenced here: collecting one throws another error into it."""
+"""Tasks that swallowed their cancellation. This list keeps them alive: collecting one would raise an error in it."""
 
 
 async def abandon(tasks: Iterable[asyncio.Task[Any]]) -> int:

@@ -53,7 +53,7 @@ async def health(service: Service, address: str | None, metrics: Metrics | None 
 
 
 def report(service: Service) -> dict[str, Any]:
-    """The state of every task: when its last successful look was, and its error."""
+    """The state of every task: the time of its last successful round, and its error."""
     now = boottime()
     return {
         "ready": service.ready,

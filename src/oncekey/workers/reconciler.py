@@ -57,9 +57,9 @@ CONCURRENCY: Final = 8
 LONGEST_PAUSE: Final = 3600.0
 """The maximum delay in seconds between two checks of one record."""
 REMEMBERED: Final = 10_000
-"""For how many records it remembers when they were first seen unknown; a record beyond that waits again."""
+"""How many records it remembers, with the time when each was first seen unknown; any other waits again."""
 FORGET_EVERY: Final = 100
-"""After how many rounds old calls and evidence are deleted."""
+"""The number of rounds between two deletions of old calls and evidence."""
 
 
 class Policies(Protocol):
@@ -71,7 +71,7 @@ class Policies(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnknownCall:
-    """Identifies one unknown outcome of a record: a new owner, or another send, makes it a different one."""
+    """Identifies one unknown outcome of a record; after a new owner or another send it is a different one."""
 
     incarnation: UUID
     fence: int
@@ -80,7 +80,7 @@ class UnknownCall:
 
     @classmethod
     def of(cls, record: Record) -> UnknownCall:
-        """The current one of a record."""
+        """The current unknown call of a record."""
         intent = record.intent
         open_call = (None, 0) if intent is None else (intent.phase, intent.sends)
         return cls(record.incarnation, record.fence, *open_call)
@@ -194,7 +194,7 @@ class Reconciler:
         elif isinstance(answer.resolution, NotExecuted) and not (
             answer.resolution.closed or has_waited(record, self._patience(record), first, answer.asked)
         ):
-            # The result of a check that came too early does not count, and is not counted as a try.
+            # The result of a check that came too early is ignored, and the check is not counted as a try.
             wait = still_to_wait(record, self._patience(record), first, answer.asked)
             self.counts["waiting"] += 1
             await self._go(self._port.later(record, max(wait, SECOND), counted=False))
@@ -253,7 +253,7 @@ class Reconciler:
         return False
 
     async def _compare(self) -> None:
-        """Compare evidence with records that are settled by now: they agree, or an operator must look (U3)."""
+        """Compare evidence with records that are now settled: they agree, or an operator must decide (U3)."""
         after = 0
         while not self._stopped:
             page = await self._go(self._port.undecided(self._page, after))
@@ -300,7 +300,7 @@ class Reconciler:
             )
         except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001  (whatever a provider's client raises means: not known yet)
+        except Exception as error:  # noqa: BLE001  (any error of a provider's client means: not known yet)
             self.failed += 1
             # Only the class is logged: an error's text may contain client data.
             name = str(error) if isinstance(error, CallBrokenError) else type(error).__name__
@@ -359,7 +359,7 @@ class Reconciler:
 
 
 def alarm(source: str, event_id: str, target: EvidenceTarget) -> None:
-    """Log that the provider and the record disagree: nothing is changed automatically, and an operator must look."""
+    """Log that the provider and the record disagree: nothing is changed automatically; an operator must decide."""
     facts = (source, event_id, target.phase, key_digest(target.id.key))
     log.error("oncekey: %s %s contradicts the stored outcome of %r (digest %s); nothing was changed", *facts)
 

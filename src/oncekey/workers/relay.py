@@ -61,20 +61,20 @@ LONGEST_TURN: Final = 0.005
 WAITS: Final = Backoff(base=1.0, cap=300.0, floor=0.05, longest=3600.0)
 """Seconds before the next attempt; if a provider sends a delay, the relay waits at least that long."""
 OUTAGE: Final = Backoff(base=0.1, cap=5.0)
-"""Seconds before the result of a call is offered to the store again."""
+"""Seconds before the result of a call is written to the store again."""
 DECLINED: Final = 422
 """The status of a `RejectedError` whose value is not a `Reply`."""
 DEAD_LETTERS: Final = frozenset({ParcelEnded.PARKED, ParcelEnded.BURIED, ParcelEnded.ORPHANED})
 FAILURES: Final = DEAD_LETTERS | {ParcelEnded.POSTPONED}
 SEALED_WITHOUT_KEY: Final = "sealed"
-"""The error code of a parcel that is encrypted with a key that this process does not have."""
+"""The error code of a parcel whose encryption key this process does not have."""
 SEALED_WITHOUT_KEY_WAITS: Final = MINUTE
-"""How long it waits for a worker that has the key."""
+"""How long such a parcel waits for a worker that has the key."""
 _MICROS: Final = 1_000_000
 
 
 class ReplyNotFinalError(Exception):
-    """A topic's function returned a `Reply` that means "not now": the attempt failed, and its effect is unknown."""
+    """A topic's function returned a `Reply` that is not final: the attempt failed, and its effect is unknown."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(f"reply_{reply.status}")
@@ -187,7 +187,7 @@ class Relay:
         claimed_at = self._clock()
         held = await self._drive(self._outbox.due(owner, self.topics, free, self._lease, careful=untaken))
         if self._stopping and held:
-            # The stop came during the claim, and will not wait for parcels that start now.
+            # The stop came during the claim, and does not wait for parcels that start now.
             await self._drive(self._outbox.hand_back(*held))
             return 0
         self._exhausted = len(held) < free
@@ -228,7 +228,7 @@ class Relay:
         await self.shut_down()
 
     async def _free_slots(self) -> int:
-        """Wait until a claim is worth its statement; returns how many parcels to claim. 0: the relay stops."""
+        """Wait until enough slots are free for a claim; returns how many parcels to claim. 0: the relay stops."""
         while not self._stopping:
             self._reclaim()
             free = self._size - len(self._held)
@@ -239,7 +239,7 @@ class Relay:
             if free < enough or self._at_most_concurrency >= self._concurrency:
                 await self._changed.wait()
             elif self._exhausted and self._ordered:
-                # All other due parcels may be ordered after those held here: look again when one of these has ended.
+                # All other due parcels may be ordered after those held here: claim again when one of these has ended.
                 self._exhausted = False
                 await self._wait_for_change()
             else:
@@ -338,7 +338,7 @@ class Relay:
                 ended = await self._deferred(held)
             else:
                 ended = await self._message(held, parcel.error)
-        except BaseException as error:  # noqa: BLE001  (the store's, or a mistake of ours: it concerns this parcel only)
+        except BaseException as error:  # noqa: BLE001  (of the store, or a bug: it affects this parcel only)
             if not isinstance(error, asyncio.CancelledError):
                 self._leave_to_lease((parcel,), error)
             self._no_longer_held(parcel, None)

@@ -1,4 +1,4 @@
-"""The service: runs each task in its own loop; busy tasks look again at once, idle ones at growing intervals.
+"""The service: runs each task in its own loop; busy tasks poll again at once, idle ones at growing intervals.
 
 Before a task acts on a lease, a watch compares the store's clock with this host's clocks (A3, F41).
 """
@@ -42,20 +42,20 @@ RESTART: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between two looks that found nothing: each pause is twice the last, up to the longest, with jitter."""
+    """Seconds between rounds that find nothing: each pause is twice the last, up to the longest, with jitter."""
 
     shortest: float = 0.05
     longest: float = 2.0
     patience: float = inf
-    """Seconds that a look may take; a task whose look takes longer is not ready."""
+    """Seconds that a round may take; a task whose round takes longer is not ready."""
 
     @property
     def fixed(self) -> bool:
-        """Whether the pause is fixed. Such a task is not woken: it does not look for new commits."""
+        """Whether the pause is fixed. Such a task is not woken, because it does not look for new commits."""
         return self.shortest == self.longest
 
     def pause(self, idle: int, chance: float) -> float:
-        """The pause after that many looks that found nothing; `chance` is a random number from 0 to 1."""
+        """The pause after that many rounds that found nothing; `chance` is a random number from 0 to 1."""
         envelope: float = min(self.longest, self.shortest * 2 ** min(idle, 30))
         return envelope * (0.5 + chance / 2)
 
@@ -69,18 +69,18 @@ class Task(Protocol):
 
     @property
     def pace(self) -> Pace:
-        """How often it looks."""
+        """How often it runs."""
 
     @property
     def about(self) -> str:
-        """What it works on, for the worker's first lines; empty for a task that works on all records."""
+        """What it works on, for the worker's start-up output; empty for a task that works on all records."""
 
     @property
     def failed(self) -> int:
         """How many of its items failed; the log has the details."""
 
     async def run_once(self) -> int:
-        """Look once, and start what was found; returns how much that was."""
+        """Run one round: look for work, and start it; returns how many items were found."""
 
     async def shut_down(self) -> None:
         """Wait for everything that was started."""
@@ -91,19 +91,19 @@ class Task(Protocol):
 
 @dataclass(slots=True)
 class TaskHealth:
-    """The looks of a task: when the last successful one ended, and the error since."""
+    """The rounds of a task: when the last successful one ended, and the error since then."""
 
     patience: float
     good_at: float | None = None
     failed: str | None = None
     began: float | None = None
-    """When the current look began."""
+    """When the current round began."""
 
     @property
     def wrong(self) -> str | None:
-        """The problem: the last look failed, or the current one takes too long."""
+        """The problem: the last round failed, or the current one takes too long."""
         taken = 0.0 if self.began is None else boottime() - self.began
-        return f"a look has taken {taken:.0f} s" if taken > self.patience else self.failed
+        return f"a round has taken {taken:.0f} s" if taken > self.patience else self.failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Done:
 
     done: int
     failed: int
-    """Calls, messages, requests and looks that failed."""
+    """Calls, messages, requests and rounds that failed."""
 
 
 class Service:
@@ -171,7 +171,7 @@ class Service:
         await abandon((*stops, *loops))
 
     async def once(self) -> Done:
-        """Work until nothing is due, and stop; one task's results may be work for another."""
+        """Run until nothing is due, and stop; one task's results may be work for another."""
         total = errors = 0
         found = True
         while found:
@@ -182,7 +182,7 @@ class Service:
                     total += did
                     await task.shut_down()
             errors += sum(look.wrong is not None for look in self.looks.values())
-            found = found and not errors  # a task whose look fails finds nothing, however often it is run
+            found = found and not errors  # a task whose round fails finds nothing, however often it runs
         for task in self.tasks:
             await task.stop(self._grace)
         return Done(total, sum(task.failed for task in self.tasks) + errors)
@@ -193,7 +193,7 @@ class Service:
         self._rouse()
 
     def wake(self) -> None:
-        """Look now: something was committed. May be called from any thread; a no-op when nothing runs."""
+        """Poll now: something was committed. May be called from any thread; a no-op when nothing runs."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._rouse)
 
@@ -219,7 +219,7 @@ class Service:
     async def _keep_looking(self, task: Task, wake: asyncio.Event) -> None:
         idle = 0
         while not self._stopping.is_set():
-            # Before the look: a commit during the look needs another one.
+            # Cleared before the round: a commit during the round needs another one.
             wake.clear()
             if await self._look(task):
                 idle = 0
@@ -237,7 +237,7 @@ class Service:
             look.failed = type(error).__name__
             log.warning("%s: the store did not respond (%s)", task.name, type(error).__name__)
             notify_failure(self._notify, task.name, error)
-        except Exception as error:  # noqa: BLE001  (a task that fails once must be asked again)
+        except Exception as error:  # noqa: BLE001  (a task that failed once must run again)
             look.failed = type(error).__name__
             # Only the class is logged: an error's text may contain client data.
             log.error("%s: failed with %s", task.name, type(error).__name__)
@@ -254,7 +254,7 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether every task has looked and none has an error; False while stopping."""
+        """Whether every task has completed a round and none has an error; False while stopping."""
         good = all(look.good_at is not None and look.wrong is None for look in self.looks.values())
         return good and not self._stopping.is_set()
 
@@ -302,7 +302,7 @@ def wall() -> Instant:
 
 
 def boot() -> Instant:
-    """A clock that cannot be set and that advances while the machine sleeps."""
+    """A clock that cannot be set, and that advances while the machine sleeps."""
     return round(boottime() * SECOND)
 
 
@@ -312,10 +312,10 @@ def this_process() -> str:
 
 
 class ClockWatch:
-    """Compares the store's clock, whenever it comes with a page, with the host's, and records when it was last wrong.
+    """Compares the store's clock, which comes with each page, with the host's, and records when it was last wrong.
 
-    The timestamp of the page decides what is due, so it is the one that is compared: a worker that read a clock first
-    and then paused would decide by another one.
+    The timestamp of the page decides what is due, so it is the one to compare: a worker that read the clock separately
+    and then paused would decide by a different time.
     """
 
     def __init__(self, *, wall: Callable[[], Instant] = wall, boot: Callable[[], Instant] = boot) -> None:

@@ -1,7 +1,7 @@
 """Selects the tasks of `oncekey.ops.tasks` that an application needs.
 
-The calls of PHASED handlers decide which tasks they need. A handler's source code is parsed for its calls, not run;
-names are looked up in it.
+The calls in PHASED handlers determine which tasks are needed. The source code of a handler is parsed, not run, and its
+names are resolved.
 """
 
 from __future__ import annotations

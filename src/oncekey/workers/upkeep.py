@@ -1,19 +1,19 @@
-"""The sweeper moves records whose lease is over, and the reaper removes records whose ttl is over.
+"""The sweeper moves records whose lease has expired, and the reaper removes records whose ttl has expired.
 
-The sweeper runs no handler. It moves a record where its own effects say: one that may run again becomes retryable, for
-its client or the completer; one that may not becomes unknown, for a resolver. A live owner renews its lease, so the
-sweeper never finds its record.
+The sweeper runs no handler. The stored effects of a record decide its new state: if it may run again it becomes
+retryable, for its client or the completer; otherwise it becomes unknown, for a resolver. A live owner renews its lease,
+so the sweeper never finds its record.
 
-The reaper never removes a record that a worker or an operator may have to settle. Deleting cannot be undone. So the
-reaper deletes only while the clocks agree, and after a grace: it compares an instant of the store with the host's
-clocks, and the statement that deletes uses that instant or an earlier one. Finished records, the ordinary case, are
-never read: one statement finds, locks, deletes and notes a batch. After them the reaper looks at the records that were
+The reaper never removes a record that a worker or an operator may have to settle. Deletion cannot be undone, so it
+deletes only while the clocks agree, and after a grace period: it compares a timestamp of the store with the host's
+clocks, and the deleting statement uses that timestamp or an earlier one. Finished records, the common case, are never
+read: one statement finds, locks, deletes and audits a batch. After them the reaper processes expired records that were
 never finished, one by one.
 
-Requests come first. A batch is as large as the store can delete in a moment (`core.batches`), which is shorter than a
-request, so that a request beside it waits for less than it takes itself. After each batch the reaper rests for
-what is left of the time that so many records may take (`RATE`), so it is no faster than it has to be: at least as long
-as the batch took, and longer, up to four times, the slower the store has become, because it is busy.
+Requests have priority. A batch is as large as the store can delete in a few milliseconds (`core.batches`), less than a
+request takes, so that a concurrent request waits only briefly. After each batch the reaper rests, so that it deletes no
+more records per second than necessary (`RATE`). It rests at least as long as the batch took, and up to four times as
+long if the store has become slower, and so is probably busy.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ log = logging.getLogger("oncekey.worker")
 
 PAGE: Final = 100
 RUNS: Final = 1000
-"""Among how many of the last runs the slowest are looked for."""
+"""How many of the last runs are searched for the slowest ones."""
 LEASES_EVERY: Final = 10
-"""After how many rounds leases are compared with how long operations take."""
+"""The number of rounds between two comparisons of leases with the duration of operations."""
 
 
 class Sweeper:
@@ -85,17 +85,17 @@ class Sweeper:
         self._rounds = 0
         self._stopped = False
         self.failed = 0
-        """Looks that ended early because a clock or this process's own leases are wrong."""
+        """Rounds that ended early because a clock was wrong, or this process could not renew its own leases."""
         self.counts: Counter[tuple[str, State]] = Counter()
         """Records that were moved, by operation and new state: each of them is a crash."""
         seconds = policy.sweep_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
 
     async def run_once(self) -> int:
-        """Look once for everything that is stale; returns how many records were moved.
+        """Move everything that is stale; returns how many records were moved.
 
         After an error, or if this process cannot renew its own leases, the sweeper moves nothing. It resumes only when
-        every live owner has had the time of one lease to renew.
+        every live owner has had one lease time to renew.
         """
         if not self._healthy():
             self.failed += 1
@@ -128,7 +128,7 @@ class Sweeper:
                 return moved
             trusted_for = self._watch.trusted_for
             if trusted_for is not None and trusted_for < micros(self._policy.lease):
-                return moved  # a live owner has not had the time to renew yet
+                return moved  # a live owner may not have had time to renew
             swept = await adrive(upkeep.sweep(self._store, page, self._policy, self._mover), self._run)
             for one in swept:
                 self._notify(one, page.now)
@@ -169,31 +169,31 @@ class Sweeper:
 
 
 SMALLEST: Final = 10
-"""If a batch of this size times out, it is an outage, and the batch is not too large."""
+"""If a batch of this size times out, the cause is an outage, not the size of the batch."""
 LEAST: Final = 100
-"""The smallest batch, however slow the store is: half as many records would take more than half as long."""
+"""The smallest batch, even if the store is slow: half as many records would take more than half as long."""
 FIRST: Final = 200
-"""How many records the first batch has at most."""
+"""The maximum number of records in the first batch."""
 MOMENT: Final = SECOND // 500
-"""How long a batch should take: less than a request beside it."""
+"""How long a batch should take: less than a concurrent request."""
 RATE: Final = 20_000
-"""How many records per second are enough: a million in less than a minute. A reaper that could do more rests longer."""
+"""The target rate in records per second: a million in less than a minute. A faster reaper rests longer."""
 SHORTEST_REST: Final = 1
-"""The shortest rest, as a multiple of the batch's duration: a reaper never takes more than half of the time."""
+"""The shortest rest, as a multiple of the batch's duration: a reaper works at most half of the time."""
 LONGEST_REST: Final = 4
 """The longest rest below the rate, as a multiple of the batch's duration: the reaper has to keep up with new keys."""
 MEMORY: Final = 20
-"""Over how many batches the usual time per record is averaged: a store that stays slow becomes the usual."""
+"""The number of batches over which the usual time per record is averaged."""
 
 
 @dataclass(slots=True)
 class BatchRests:
-    """How long to rest after a batch: until the next one is due by the rate, and longer if the store became slow."""
+    """The rest after a batch: until the next one is due by the rate, and longer if the store has become slow."""
 
     usual: float | None = None
-    """How long a record usually takes."""
+    """The usual time per record."""
     rate: float = RATE
-    """How many records per second are enough."""
+    """The target rate in records per second."""
 
     def after(self, took: Duration, moved: int) -> float:
         """The seconds to rest."""
@@ -208,7 +208,7 @@ class BatchRests:
 
 
 class Reaper:
-    """The task that reaps. Several may run side by side; each skips the rows that another one has locked."""
+    """The task that reaps. Several may run at once; each skips rows that another one has locked."""
 
     name: Final = REAPER.name
     about: Final = ""
@@ -244,7 +244,7 @@ class Reaper:
         self._observed = notify
         self._stopped = False
         self.failed = 0
-        """Looks that were ended early, because a clock is wrong."""
+        """Rounds that ended early because a clock was wrong."""
         self.counts: Counter[str] = Counter()
         """Records by what was done (`purged`, `marked`, `parked`, `abandoned`), `notes`, and dead `workers`."""
         seconds = policy.reap_interval.total_seconds()
@@ -252,20 +252,20 @@ class Reaper:
 
     @property
     def batch(self) -> int:
-        """How many records the next batch takes: as many as take a moment, and fewer after a time-out."""
+        """The size of the next batch: as many records as take `MOMENT`, and fewer after a timeout."""
         return self._batch
 
     async def run_once(self) -> int:
-        """Look once for everything that has expired; how many records were moved."""
+        """End everything that has expired; returns how many records were moved."""
         before = self.counts.copy()
         agreed = await self._end_expiring()
-        # Records that this round has marked are not due yet: the longer age counts from their expiry, too.
+        # Records that this round has marked are not due yet: the longer age also counts from their expiry.
         agreed = agreed and await self._end_kept()
         if agreed and self._audit is not None:
             await self._forget(self._audit)
         if agreed:
             self.counts["workers"] += await adrive(self._store.forget_workers(FORGOTTEN), self._run)
-        did = self.counts - before  # without what is zero
+        did = self.counts - before  # without zeros
         if did:
             log.info("reaper: %s", ", ".join(f"{count} {what}" for what, count in sorted(did.items())))
         return sum(count for what, count in did.items() if what not in {"notes", "workers"})
@@ -278,7 +278,7 @@ class Reaper:
         self._stopped = True
 
     async def _end_expiring(self) -> bool:
-        """End expired records. False if the clocks do not agree, so that nothing more may be ended."""
+        """End expired records. Returns False if the clocks disagree: then the round must end."""
         age, soft = self._retention.grace, self._retention.soft
         first = await self._looked(self._store.expiring(1, age))
         if first is None or not first.records:
@@ -290,7 +290,7 @@ class Reaper:
         return await self._end_unfinished(age)
 
     async def _end_kept(self) -> bool:
-        """Delete records that were marked and kept long enough; False as above."""
+        """Delete records that were marked and kept long enough. Returns False if the clocks disagree."""
         age = self._retention.grace + self._retention.kept
         first = await self._looked(self._store.kept_expired(1, age))
         if first is None or not first.records:
@@ -304,7 +304,7 @@ class Reaper:
         now: Instant,
         age: Duration,
     ) -> bool:
-        """Move finished records in batches, each by an instant compared with the host's clocks; False as above."""
+        """Move finished records in batches, each by a checked timestamp. Returns False if the clocks disagree."""
         mover = self._mover if self._policy.audit else None
         after, rests = START, BatchRests(rate=self._rate)
         while not self._stopped:
@@ -333,7 +333,7 @@ class Reaper:
         return True
 
     async def _end_unfinished(self, age: Duration) -> bool:
-        """Look at the remaining records, page by page; False as above."""
+        """End the remaining records, page by page. Returns False if the clocks disagree."""
         after: Record | None = None
         size = min(FIRST, self._policy.reap_batch)
         while not self._stopped:

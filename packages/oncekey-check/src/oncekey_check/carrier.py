@@ -1,8 +1,8 @@
 """How an API carries the key and marks a replay: translates between the clauses and the API's own names.
 
-Clauses use one header for keys and one for the marker. The carrier writes the key where this API reads it: under
-another name, in the JSON body, or in the URL. It translates responses back, and uses the API's own names in reports. It
-also fills in values that must differ from key to key: `{{key}}`, `{{uuid}}` and `{{n}}` in a body.
+Clauses use one header for keys and one for the marker. The carrier writes the key where this API reads it: in another
+header, in the JSON body, or in the URL. It translates responses back, and uses the names of the API in reports. It also
+fills in values that must differ from key to key: `{{key}}`, `{{uuid}}` and `{{n}}` in a body.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Carrier:
     def for_api(
         self, headers: tuple[Header, ...], body: bytes, target: str, *, nonce: str, salt: str
     ) -> tuple[tuple[Header, ...], bytes, str]:
-        """The headers, the body and the target as this API wants them; `nonce` fills a body without a key."""
+        """The headers, the body and the target as this API expects them; `nonce` seeds a body without a key."""
         values = [value for name, value in headers if name.lower() == KEY.lower()]
         body = filled(body, content_of(values[0]) if values else nonce, salt)
         if self.place is Place.HEADER:
@@ -87,7 +87,7 @@ class Carrier:
         return tuple((own.get(name.lower(), name), self._as_received(name, value)) for name, value in headers)
 
     def in_api_words(self, text: str) -> str:
-        """A sentence with the API's own names in it."""
+        """A sentence, with the API's own names."""
         named = {
             Place.HEADER: self.header,
             Place.BODY: f"the member {self.member}",
@@ -99,7 +99,7 @@ class Carrier:
         return marker.replace(KEY, key)
 
     def _renamed(self, name: str) -> str:
-        """The API's name of a header, in the case that the clause has chosen."""
+        """The API's name of a header, in upper or lower case as in the clause."""
         if name.lower() != KEY.lower() or self.header == KEY:
             return name
         if name == KEY:

@@ -38,14 +38,14 @@ ABOUT_HEADERS: Final = frozenset(
 NOT_IN_PATH: Final = frozenset({"keys.missing", "keys.explained", "keys.empty", "leaks.told-apart"}) | frozenset(
     f"others.{name}" for name in ("get", "get-current", "get-takes-no-key", "described")
 )
-"""Clauses that do not apply if the key is part of the path: without it the path is another resource."""
+"""Clauses that do not apply if the key is part of the path: without the key, the path names another resource."""
 
 SIGHTING_REQUESTS: Final = 15
 """The approximate number of requests before the first clause."""
 
 
 def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Clause, ...]:
-    """The clauses whose ids match one of the patterns, less those that are to be left out.
+    """The clauses whose ids match a pattern of `only`, without those that match one of `skip`.
 
     A pattern is an id, an area's first word (`races`), or has wildcards (`*.one-effect`).
 
@@ -54,7 +54,7 @@ def chosen(only: Sequence[str] = (), skip: Sequence[str] = ()) -> tuple[Clause, 
     """
     for pattern in (*only, *skip):
         if not any(_matches(clause, pattern) for clause in CLAUSES):
-            raise NoSuchClauseError(f"no clause is called {pattern!r}: --list shows all of them")
+            raise NoSuchClauseError(f"no clause matches {pattern!r}: --list shows all clauses")
     return tuple(
         clause
         for clause in CLAUSES
@@ -70,7 +70,7 @@ def _matches(clause: Clause, pattern: str) -> bool:
 def planned(clauses: tuple[Clause, ...] = CLAUSES, target: Target | None = None) -> int:
     """The approximate number of requests of these clauses; with a target, only of those that can be tried on it.
 
-    A plain request follows each area. Another body is made from a JSON body.
+    A plain request follows each area. For a JSON body, another body is derived from it.
     """
 
     def lacks(need: Need) -> bool:

@@ -1,6 +1,6 @@
 """The types of the tester: a clause, its verdicts, and the profiles by which it is judged.
 
-`SendMode` records how the tester sent the requests of a finding, so that a script can send them in the same way again.
+`SendMode` records how the tester sent the requests of a finding, so that a script can reproduce it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Way(StrEnum):
     TOGETHER = "together"
     """At the same moment as others."""
     PIPELINED = "pipelined"
-    """In one write with others on one connection."""
+    """In one write with others, on one connection."""
     SLOWLY = "slowly"
     """The body in pieces."""
     CUT = "cut"
     """The client disconnected."""
     OVERLAPPING = "overlapping"
-    """The second one while the first one was running."""
+    """The second request was sent while the first was running."""
     INTERRUPTED = "interrupted"
     """A command was run during the request."""
 
@@ -62,7 +62,7 @@ class CheckProfile(StrEnum):
     STRIPE = "stripe"
     """The de-facto standard: bare keys, which are optional; 400 for another request under a used key; a marker."""
     CONFLICT = "conflict"
-    """As Stripe, but 409 for another request under a used key, and no marker."""
+    """Like Stripe, but 409 for another request under a used key, and no marker."""
     STRICT_MONEY = "strict-money"
     """For APIs that move money: the draft, and the safe choice wherever the draft leaves one open."""
 
@@ -77,7 +77,7 @@ class Area(StrEnum):
     TENANTS = "tenants"
     FAILURES = "failures"
     HANGUPS = "hang-ups"
-    FINALS = "final answers"
+    FINALS = "final responses"
     INSTANCES = "instances and leases"
     CRASHES = "crashes and outages"
     LEAKS = "leaks"
@@ -134,7 +134,7 @@ class Severity(IntEnum):
 
 
 class Need(StrEnum):
-    """What a clause needs to be tried, named by the option that provides it."""
+    """A requirement of a clause, named by the option that provides it."""
 
     COUNT = "--count-url"
     SLOW = "--slow-header"
@@ -172,7 +172,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The API keeps the clause."""
+    """The API satisfies the clause."""
 
 
 class Harm(IntEnum):
@@ -199,7 +199,7 @@ class Harm(IntEnum):
 
 _WORDS: Final = {
     Harm.UNTOLD: "less information for clients",
-    Harm.WRONG: "wrong answer",
+    Harm.WRONG: "wrong response",
     Harm.UNPROTECTED: "executed without protection",
     Harm.LOST: "lost",
     Harm.LEAKED: "leaked",
@@ -209,7 +209,7 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The API breaks the clause. The runner adds the exchange."""
+    """The API violates the clause. The runner adds the exchange."""
 
     expected: str
     seen: str
@@ -234,7 +234,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Inconclusive(Skipped):
-    """The clause was tried, and the responses prove neither that the API keeps it nor that it breaks it."""
+    """The clause was tried, but the responses prove neither that the API satisfies it nor that it violates it."""
 
 
 Verdict: TypeAlias = Passed | Failed | Skipped
@@ -242,7 +242,7 @@ Verdict: TypeAlias = Passed | Failed | Skipped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clause:
-    """One guarantee: `must` are the profiles that give it, `should` those that only advise it.
+    """One guarantee: `must` are the profiles that require it, `should` those that only advise it.
 
     `sight` is set for guarantees about effects and replays. They cannot be judged if the responses to two fresh keys
     are equal and effects are not counted: a replay would look the same as an execution.

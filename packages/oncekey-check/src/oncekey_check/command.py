@@ -145,7 +145,7 @@ def check_url(given: Namespace) -> int:
         _write_scripts(report, given.scripts)
     _print(report, as_json=given.as_json)
     for name in () if known is None else known.gone(report):
-        print(f"{name} is in the baseline but passes now: write the baseline again", file=sys.stderr)
+        print(f"{name} is in the baseline but passes now: update it with --write-baseline", file=sys.stderr)
     return _exit_code(report)
 
 
@@ -278,7 +278,7 @@ def _is_terminal(stream: TextIO) -> bool:
 
 
 def _progress(clause: Clause, number: int, of: int) -> None:
-    """The clause on a terminal; in the log of a pipeline, a line for every tenth one."""
+    """Show the current clause on a terminal; print every tenth one to the log of a pipeline."""
     if _is_terminal(sys.stderr):
         sys.stderr.write(f"\r\x1b[K{number}/{of} {clause.id}")
     elif number % 10 == 1:

@@ -1,4 +1,4 @@
-"""Clauses about requests that do not end well: failures, clients that disconnect or send slowly, unusual responses.
+"""Clauses about failed requests, clients that disconnect or send slowly, and unusual responses.
 
 They test which failures the API stores, that no failure blocks a key permanently, that a request whose client
 disconnected has at most one effect, and that a final refusal and a very large response are replayed.
@@ -185,7 +185,7 @@ def _position(request: RawRequest, place: str) -> int:
 def _unfinished(place: str, words: str) -> Clause:
     return Clause(
         id=f"hang-ups.{place}",
-        title=f"A client that disconnects {words} has done nothing, and may retry",
+        title=f"A request whose client disconnects {words} has no effect, and can be retried",
         why="An incomplete request must not be executed, and must not keep its key.",
         fix="Claim the key only after the whole request was received.",
         severity=Severity.HIGH,
@@ -214,7 +214,7 @@ def declined(probe: Probe) -> Verdict:
         return Passed()
     # Equal responses prove something only if two decisions would give different ones.
     if probe.same(first, probe.send(probe.fresh(), body=body)):
-        raise InconclusiveError("a refusal that is decided again looks the same as a stored one")
+        raise InconclusiveError("a new refusal looks the same as a stored one")
     return Passed()
 
 
@@ -286,7 +286,7 @@ CLAUSES: Final = (
     Clause(
         id="hang-ups.sent",
         title="A request whose client disconnects after sending it, and its retry, have one effect",
-        why="This is what keys were invented for: the response is lost, the work is not.",
+        why="This is the main purpose of keys: the work is done, and only the response is lost.",
         fix="Finish and store the request even if the client has disconnected.",
         severity=Severity.CRITICAL,
         needs=(Need.COUNT,),
@@ -328,7 +328,7 @@ CLAUSES: Final = (
     Clause(
         id="finals.declined",
         title="A final refusal is replayed",
-        why="A card that is declined first must not be charged by a retry.",
+        why="A retry must not charge a card that was declined the first time.",
         fix="Store a final 4xx and replay it.",
         severity=Severity.MEDIUM,
         must=MARKED,
@@ -340,8 +340,8 @@ CLAUSES: Final = (
     Clause(
         id="finals.large",
         title="A request with a large response is not executed again",
-        why="A response that does not fit into the store is easily not stored at all, and the retry executes.",
-        fix="Store a large response elsewhere, or store that it is not kept; never run the request again.",
+        why="A server may not store a response that is too large, and then executes the retry.",
+        fix="Store a large response elsewhere, or store a note that it was too large; never run the request again.",
         severity=Severity.HIGH,
         needs=(Need.LARGE,),
         requests=4,

@@ -55,7 +55,7 @@ def _spelling(name: str) -> Headline:
     return Headline(
         Harm.WRONG,
         f"{name} received a different response when it was sent again",
-        f"{name} was not recognised again: " + "{number} {nouns} from one key",
+        f"{name} was not recognised in the retry: " + "{number} {nouns} from one key",
     )
 
 
@@ -174,7 +174,7 @@ HEADLINES: Final[Mapping[str, Headline]] = {
     "mismatches.large-integers": _unseen("Another large integer"),
     "mismatches.types": _unseen("A value of another type"),
     "mismatches.array-order": _unseen("An array in another order"),
-    "mismatches.duplicate-names": _unseen("Another member of the same name"),
+    "mismatches.duplicate-names": _unseen("A duplicate member with another value"),
     "mismatches.surrogates": _unseen("Another lone surrogate"),
     "mismatches.depth": _unseen("Another value deep inside the body"),
     "mismatches.query": Headline(Harm.WRONG, "A request with another query received the first response"),
@@ -280,7 +280,7 @@ HEADLINES: Final[Mapping[str, Headline]] = {
         Harm.UNPROTECTED,
         allowed=0,
     ),
-    "outages.told": Headline(Harm.UNTOLD, "While the store is down clients get no Retry-After"),
+    "outages.told": Headline(Harm.UNTOLD, "Clients receive no Retry-After while the store is down"),
     "outages.recovered": Headline(
         Harm.LOST,
         "After an outage of the store the key cannot be used",

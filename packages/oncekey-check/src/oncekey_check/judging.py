@@ -46,7 +46,7 @@ def tally(answers: Iterable[Answer]) -> str:
     """Several responses in a few words."""
     counts: dict[str, int] = {}
     for answer in answers:
-        word = str(answer.status or "no answer")
+        word = str(answer.status or "no response")
         counts[word] = counts.get(word, 0) + 1
     return ", ".join(f"{number} times {word}" for word, number in sorted(counts.items()))
 
@@ -57,16 +57,16 @@ def is_marked(answer: Answer) -> bool:
 
 
 def gets(answer: Answer, statuses: Collection[int], when: str) -> Verdict:
-    """The response has one of these statuses, in every profile."""
+    """Passed if the response has one of these statuses, in every profile."""
     if answer.status in statuses:
         return Passed()
     return Failed(f"{when}: {wanted(statuses)}", shown(answer))
 
 
 def gets_by_profile(answer: Answer, statuses: Mapping[CheckProfile, Collection[int]], when: str) -> Verdict:
-    """The response has one of the statuses that a profile allows; it fails in the others.
+    """Passed in the profiles that allow the response's status; failed in the others.
 
-    423 and 425 with Retry-After also mean 'wait'. Profiles that are not strict only advise against them.
+    423 and 425 with Retry-After also mean 'wait'; profiles that are not strict only advise against them.
     """
     wrong = frozenset(profile for profile, allowed in statuses.items() if answer.status not in allowed)
     if not wrong:
@@ -91,7 +91,7 @@ def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answe
     only happens to use a retry does not report it again.
     """
     if effects is not None and effects > 1 and not probe.habits.protects:
-        raise InconclusiveError("a plain retry is executed again, too")
+        raise InconclusiveError("a plain retry is also executed again")
     if effects is not None and effects > 1:
         return Failed(f"{what}: one operation", f"{effects} effects; {shown(first)}, then {shown(again)}")
     if probe.same(first, again):
@@ -116,7 +116,7 @@ def needs_comparison(probe: Probe) -> None:
 
 
 def two_operations(probe: Probe, effects: int | None, first: Answer, second: Answer, what: str) -> Verdict:
-    """Both requests were executed."""
+    """Passed if both requests were executed."""
     same = probe.same(first, second)
     executed = not same if effects is None else effects > 1
     if second.ok and executed and not is_marked(second):
@@ -129,7 +129,7 @@ def two_operations(probe: Probe, effects: int | None, first: Answer, second: Ans
 def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer, what: str) -> Verdict:
     """Passed if the second request did not receive the first response. It may be refused or executed.
 
-    Some APIs mark every replay with a status such as 409: a refusal whose body is the first response is not a refusal.
+    Some APIs mark every replay with a status such as 409: a refusal whose body is the first one is not a refusal.
     """
     if not again.ok and probe.habits.distinct and first.body and first.body == again.body:
         return Failed(f"{what}: not the first response", f"{shown(again)}, the body of the first response")
@@ -145,14 +145,14 @@ def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer
 
 
 def wanted(statuses: Collection[int]) -> str:
-    """Statuses as a person lists them."""
+    """Statuses as a list in words."""
     return " or ".join(map(str, sorted(statuses)))
 
 
 def worst_of(probe: Probe, cases: Iterable[Verdict]) -> Verdict:
     """The failure in most profiles, otherwise the first case that could not be judged, otherwise `Passed`.
 
-    `cases` is lazy: each case is tried in its turn, so that a failure has only the requests of its own case.
+    `cases` is lazy: cases are tried one by one, so that a failure has only the requests of its own case.
     """
     failed: list[Failed] = []
     skipped: list[Skipped] = []

@@ -61,7 +61,7 @@ def explained(probe: Probe) -> Verdict:
 
 
 def empty(probe: Probe) -> Verdict:
-    """A key without a character."""
+    """An empty key."""
     values = ("", '""')
     taken = "An empty key was accepted: all clients that send one share it"
     cases = (
@@ -110,7 +110,7 @@ def too_long(probe: Probe) -> Verdict:
     if not first.ok:
         return _refused(probe, [probe.written(key)], first, "a key of 256 characters")
     if probe.blind:
-        raise InconclusiveError("it is accepted, but whether as a whole cannot be observed", Need.COUNT)
+        raise InconclusiveError("it is accepted, but whether all of it is compared cannot be observed", Need.COUNT)
     second = probe.send(KeyFormat("{{hex:256}}").near(key)[0])
     what = "two keys of 256 characters that differ in the last one"
     verdict = two_operations(probe, probe.since(before, at_least=1), first, second, what)
@@ -144,7 +144,7 @@ def whole(probe: Probe) -> Verdict:
 
 
 def tricky(probe: Probe) -> Verdict:
-    """Keys with characters that break careless programs."""
+    """Keys with characters that break programs that do not escape them."""
     for key in _TRICKY:
         value = f'"{key}{probe.fresh()[:8]}"'
         answer = probe.send_raw(probe.raw_request(value))
@@ -165,9 +165,9 @@ def _refuses(
 ) -> Verdict:
     """Passed if the API refuses the value. If it does not, a second request shows whether the value protects.
 
-    With `as_none`, an API that treats the value as no key breaks nothing here if keys are optional: `keys.missing`
-    reports that they are, and `keys.malformed` that the API drops a key that it cannot read. A value that the API
-    accepts as a key, and that protects, is wrong only in the profiles that require so; `taken` is the headline then.
+    With `as_none`, an API that treats the value as no key passes if keys are optional: `keys.missing` reports that they
+    are, and `keys.malformed` that the API drops a key that it cannot read. A value that the API accepts as a key, and
+    that protects, fails only in the profiles of `wrong_if_taken`; the headline is `taken` then.
     """
     before = probe.count()
     answer = probe.send_raw(probe.raw_request(*values))
@@ -185,7 +185,7 @@ def _refuses(
             f"{what} is accepted, and a plain retry does not receive the first response either", Need.COUNT
         )
     if not probe.habits.protects:
-        return Inconclusive(f"{what} is accepted, and a plain retry is executed again, too")
+        return Inconclusive(f"{what} is accepted, and a plain retry is also executed again")
     protects = probe.same(answer, again) if effects is None else effects <= 1
     if protects and not wrong_if_taken:
         return Passed()
@@ -353,7 +353,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.explained",
         title="The refusal of a missing key links to documentation",
-        why="Its first reader is a developer who does not know about keys yet.",
+        why="Its readers are developers who have not used idempotency keys yet.",
         fix="Add a Link header (rel=describedby) or a problem type URL to the 400.",
         severity=Severity.LOW,
         must=frozenset(),
@@ -364,7 +364,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.empty",
         title="An empty key is refused",
-        why="Treated as absent it would run unprotected; treated as a key all clients would share it.",
+        why="Treated as absent, the request runs unprotected; treated as a key, all clients share it.",
         fix="Treat an empty value as malformed: 400, before the handler runs.",
         severity=Severity.HIGH,
         must=DRAFT,
@@ -383,7 +383,7 @@ CLAUSES: Final = (
     ),
     Clause(
         id="keys.status",
-        title="A missing key, and one that cannot be parsed, is refused with 400",
+        title="A missing key, or one that cannot be parsed, is refused with 400",
         why="With 422 a client assumes that the key was used for another request.",
         fix="Use 400 for a missing or malformed key, and keep 422 for a mismatch.",
         severity=Severity.LOW,
@@ -395,7 +395,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.doubled",
         title="Two keys in one request are refused",
-        why="Two servers on the way may choose different ones.",
+        why="Two servers on the path may choose different keys.",
         fix="Reject a request with more than one value of the header with 400.",
         severity=Severity.MEDIUM,
         must=DRAFT,
@@ -512,7 +512,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.not-deduplication",
         title="Equal bodies under different keys are two operations",
-        why="Two customers who order the same thing are two customers.",
+        why="Two customers may order the same thing.",
         fix="Look requests up by their key, not by a hash of the body.",
         severity=Severity.HIGH,
         requests=4,
@@ -532,7 +532,7 @@ CLAUSES: Final = (
     Clause(
         id="keys.echoed",
         title="Responses repeat the key's header",
-        why="The client sees that its key was understood.",
+        why="The client can check that its key was read correctly.",
         fix="Copy the header of the request into the response.",
         severity=Severity.LOW,
         must=frozenset(),

@@ -1,6 +1,6 @@
 """Clauses about confidentiality: the keys and responses of other callers, and the content of refusals.
 
-A key belongs to one caller, and another one who knows it receives nothing.
+A key belongs to one caller; other callers who know the key must receive nothing.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ TENANTS: Final = (
     Clause(
         id="tenants.unseen",
         title="A tenant cannot find out which keys another one uses",
-        why="A refusal that only used keys receive reveals who does business with whom.",
+        why="A refusal that is sent only for used keys reveals who does business with whom.",
         fix="Include the tenant in the unique constraint of the key.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_TENANT, Need.OTHER_BODY),
@@ -156,7 +156,7 @@ TENANTS: Final = (
     Clause(
         id="tenants.no-pass",
         title="A used key gives no access without credentials",
-        why="Keys are in logs; a replay to every caller who knows one is a leak.",
+        why="Keys appear in logs; a replay to anyone who knows a key is a leak.",
         fix="Authenticate before looking the key up.",
         severity=Severity.CRITICAL,
         needs=(Need.CREDENTIALS,),
@@ -200,7 +200,7 @@ def mismatch_is_mute(probe: Probe) -> Verdict:
     sent = probe.trail[-1].request.wire().decode("latin-1")
     for secret in _values(first):
         if secret.replace(key, "") not in known and secret not in sent and _shows(refused, secret):
-            return Failed("nothing of the first request's answer", f"{shown(refused)}, with {secret!r} in it")
+            return Failed("nothing of the first response", f"{shown(refused)}, with {secret!r} in it")
     return Passed()
 
 
@@ -212,7 +212,7 @@ def first_body_is_mute(probe: Probe) -> Verdict:
         if place is None:
             continue
         tried = True
-        # One marker may be part of a refusal by chance, but not two.
+        # One marker may appear in a refusal by chance, but not two.
         seen = [_leak(probe, number, marked, place) for number in range(2)]
         if all(seen):
             return Failed("nothing of the first request", f"{seen[0]} of the first body in the refusal of another")
@@ -418,7 +418,7 @@ CLAUSES: Final = (
     Clause(
         id="leaks.told-apart",
         title="Each kind of refusal has its own type or code",
-        why="The application's own refusals use the same statuses, so clients cannot decide by them.",
+        why="The application's own refusals use the same statuses, so clients cannot tell them apart by status.",
         fix="Give each refusal its own problem type or error code.",
         severity=Severity.LOW,
         must=SAFE,

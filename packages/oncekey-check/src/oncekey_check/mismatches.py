@@ -1,7 +1,7 @@
 """Clauses about a key that a client reuses for another request: the API refuses it, and nothing happens.
 
-Some bodies differ in ways that careless comparisons miss: the API has to refuse them, too. The tester puts such a
-difference into an extra member, if the API accepts and compares one, because there it cannot mean anything else.
+Some bodies differ in ways that naive comparisons miss; the API has to refuse them, too. The tester puts such a
+difference into an extra member, if the API accepts and compares one, because an unknown member has no other meaning.
 Otherwise it changes the members of the body.
 """
 
@@ -316,7 +316,7 @@ def _server_error(probe: Probe, body: bytes, what: str) -> Verdict:
 
 
 def _no_place() -> InconclusiveError:
-    return InconclusiveError("the body has no place to try it, and none may be added", _MORE)
+    return InconclusiveError("the body has no suitable member, and the API accepts no extra one", _MORE)
 
 
 def _free(probe: Probe) -> list[bodies.Path]:
@@ -384,7 +384,7 @@ CLAUSES: Final = (
     Clause(
         id="mismatches.status",
         title="Another body under a used key receives 422 (stripe: 400, conflict: 409)",
-        why="With 409, deployed clients retry forever; with a success, they assume that it was done.",
+        why="With 409, deployed clients retry forever; with a success, they assume that it was executed.",
         fix="Return 422 for a mismatch (stripe: 400, conflict: 409).",
         severity=Severity.MEDIUM,
         needs=(Need.OTHER_BODY,),
@@ -405,7 +405,7 @@ CLAUSES: Final = (
     Clause(
         id="mismatches.first-stays",
         title="A refused request changes nothing for the first one",
-        why="A key that a mistake makes unusable leaves the client without its response.",
+        why="If a mistaken request made the key unusable, the client could not get its response.",
         fix="Reject a mismatch without writing to the key's record.",
         severity=Severity.HIGH,
         needs=(Need.OTHER_BODY,),
@@ -505,7 +505,7 @@ CLAUSES: Final = (
     ),
     _clause(
         "duplicate-names",
-        "Bodies with two members of one name are refused, or distinguished",
+        "Bodies with duplicate member names are refused, or distinguished",
         "Parsers differ in which one they use: the compared value may not be the executed one.",
         "Reject a body with duplicate names with 400.",
         duplicate_names,

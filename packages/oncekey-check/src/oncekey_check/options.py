@@ -1,4 +1,4 @@
-"""The options of `oncekey-check`; they can be in a TOML file, so that a pipeline needs one short command."""
+"""The options of `oncekey-check`. A TOML file can set them too, so that a pipeline needs one short command."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DESCRIPTION: Final = """\
 Test an API's idempotency keys. Only use it on an API that you are allowed to test.
 
 It sends a few hundred real requests, each of which may have a real effect: use a
-test environment. In a body, {{uuid}}, {{key}} and "{{n}}" are other values for each
-key, for fields that must be unique; in the URL, {{key}} is the key.
+test environment. In a body, {{uuid}}, {{key}} and "{{n}}" become different values for
+each key, for fields that must be unique; in the URL, {{key}} becomes the key.
 
-Exit code 0: the API breaks no promise; 1: it breaks at least one; 2: it could not be
-checked, or not to the end; 130: interrupted. Reports are written in any case, as far
-as the run came.
+Exit code 0: no clause of the profile failed; 1: at least one failed; 2: the API could
+not be checked, or not completely; 130: interrupted. Reports are always written, with
+the results so far.
 
 oncekey-check http://127.0.0.1:8000/orders --body @order.json -H 'Authorization: Bearer demo-alpha'
 """
@@ -92,7 +92,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         type=_profile,
         metavar="|".join(CheckProfile),
         default=CheckProfile.IETF,
-        help="What to judge by: the IETF draft, Stripe's behaviour, the same with 409 for another body, or the "
+        help="The rules to judge by: the IETF draft, Stripe's behaviour, the same with 409 for another body, or the "
         "strictest choice for APIs that move money. [default: %(default)s]",
     )
     add(
@@ -101,7 +101,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         default=KEY,
         help="The header in which this API expects the key. [default: %(default)s]",
     )
-    add("--key-field", metavar="NAME", help="The member of the JSON body in which this API expects the key instead.")
+    add("--key-field", metavar="NAME", help="The member of the JSON body that contains the key, instead of a header.")
     add(
         "--marker-header",
         metavar="TEXT",
@@ -153,17 +153,17 @@ def parser(prog: str) -> argparse.ArgumentParser:
         "--lease",
         type=_seconds(0.1, 300),
         metavar="SECONDS",
-        help="The API's lease in seconds. A request is made to run longer, by the number in --slow-header.",
+        help="The API's lease in seconds. The number in --slow-header is changed to make a request run longer.",
     )
     add(
         "--crash-command",
         metavar="COMMAND",
-        help="A command that kills the server with SIGKILL and restarts it. It is run without a shell.",
+        help="A command that kills the server with SIGKILL and restarts it; run without a shell.",
     )
     add(
         "--store-down-command",
         metavar="COMMAND",
-        help="A command that stops the store of the keys. It is run without a shell.",
+        help="A command that stops the store of the keys; run without a shell.",
     )
     add("--store-up-command", metavar="COMMAND", help="The command that starts the store again.")
     add(
@@ -189,7 +189,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         metavar="CLAUSE",
         help="Only these clauses: an id, an area such as races, or a pattern.",
     )
-    add("--skip", action="append", metavar="CLAUSE", help="All clauses but these; repeatable.")
+    add("--skip", action="append", metavar="CLAUSE", help="Skip these clauses; repeatable.")
     add(
         "--list",
         dest="show_list",
@@ -201,7 +201,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         type=_seconds(0.1, 600),
         metavar="SECONDS",
         default=15.0,
-        help="Seconds after which an abandoned request must have ended. [default: %(default)s]",
+        help="Seconds within which an abandoned request must end. [default: %(default)s]",
     )
     add(
         "--timeout",
@@ -218,7 +218,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
         help="Seconds after which no further clause is started. [default: %(default)s]",
     )
     add("--json", dest="as_json", action="store_true", help="Print the report as JSON.")
-    add("--junit", type=Path, metavar="FILE", help="Write the report for continuous integration.")
+    add("--junit", type=Path, metavar="FILE", help="Write the report as JUnit XML, for continuous integration.")
     add("--sarif", type=Path, metavar="FILE", help="Write the findings as SARIF, for a code host.")
     add("--html", type=Path, metavar="FILE", help="Write the report as one HTML page.")
     add(

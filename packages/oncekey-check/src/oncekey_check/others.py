@@ -17,7 +17,7 @@ _PLACEHOLDER: Final = re.compile(r"\\\{[^/]*\\\}")
 
 
 def get_untouched(probe: Probe) -> Verdict:
-    """GET with a used key behaves as without one."""
+    """GET with a used key behaves like GET without a key."""
     key = probe.fresh()
     first = probe.first(key)
     plain, keyed = _gets(probe, key, probe.target.address)
@@ -31,7 +31,7 @@ def get_untouched(probe: Probe) -> Verdict:
 
 
 def get_is_current(probe: Probe) -> Verdict:
-    """GET with a key, before and after something happened."""
+    """GET with a key, before and after a change."""
     judged = False
     for address in dict.fromkeys(filter(None, (probe.target.address, probe.target.count_address))):
         plain, keyed = _gets(probe, probe.fresh(), address)

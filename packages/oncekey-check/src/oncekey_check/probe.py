@@ -48,11 +48,11 @@ class Habits:
     opaque: bool = True
     """A key may be any text. If not, it has a fixed format: a UUID, in which case does not matter."""
     volatile: frozenset[Path] = frozenset()
-    """Places that are new in every response, also in a replay."""
+    """Places whose values differ in every response, also in a replay."""
     compares: bool = True
     """Another body under a used key is refused."""
     free: Path | None = None
-    """Where an extra member may be added to the body, which the API accepts and compares."""
+    """Where the body may have an extra member that the API accepts and compares."""
 
 
 class Overlap(NamedTuple):
@@ -78,14 +78,14 @@ class Probe:
         self.usual = usual
         """The status of a success."""
         self.lead = min(max(3 * latency, 0.08), 0.5)
-        """Seconds after which a request that was sent has surely started."""
+        """Seconds after which a request that was sent has certainly started."""
         self.habits = Habits()
         self.trail: list[Exchange] = []
         self.sent = 0
         self.refusal = ""
         """Why the API refused the last plain request under a fresh key; empty if it executed it."""
         self.effects: int | None = None
-        """The most effects that the current clause has counted at a time."""
+        """The highest number of effects that the current clause has counted."""
         self.lag = 0.0
         """Seconds for which the count must be stable before it is used; 0: it shows every effect at once."""
         self.lag_searched = False
@@ -178,7 +178,7 @@ class Probe:
             pause = min(pause * 1.6, _LONGEST)
         if answer.status:
             return answer
-        raise SilentError(f"the API stopped answering ({answer.reason})")
+        raise SilentError(f"the API stopped responding ({answer.reason})")
 
     def control(self, request: RawRequest) -> Answer:
         """Send a request that determines the API's general behaviour; the script of a finding leaves it out."""
@@ -220,7 +220,7 @@ class Probe:
         )[0]
 
     def cut_off(self, request: RawRequest, sent: int, *, stay: float = 0.0, listen: bool = False) -> None:
-        """Send the first bytes of a request and hang up."""
+        """Send the first bytes of a request and disconnect."""
         whole = len(request.wire())
         how = f"disconnected after {min(sent, whole)} of {whole} bytes"
 
@@ -253,7 +253,7 @@ class Probe:
             lead = lead if limited else lead / 2
         if limited:
             raise InconclusiveError(_LIMITED)
-        raise InconclusiveError("the first request was over before the second one came", "a slower --slow-header")
+        raise InconclusiveError("the first request ended before the second one was sent", "a slower --slow-header")
 
     def until_settled(self, request: RawRequest, *, over_errors: bool = False) -> Answer:
         """Retry while the response is that the first request is still running, up to a time limit.
@@ -272,7 +272,7 @@ class Probe:
         return answer
 
     def busy(self, answer: Answer) -> bool:
-        """Whether a response asks the client to retry later."""
+        """Whether a response means that the client should retry later."""
         if answer.header(MARKER) == "true":
             return False
         statuses = {_CONFLICT, _LOCKED, _TOO_EARLY, _TOO_MANY, _UNAVAILABLE, _ACCEPTED} - {self.usual}
@@ -281,7 +281,7 @@ class Probe:
     # Counting
 
     def count(self, *, other_tenant: bool = False) -> int | None:
-        """How many effects there are by now; None without a `count_url`."""
+        """The current number of effects; None without a `count_url`."""
         self._owed = 0
         found, ends = self._counted(other_tenant=other_tenant), time.monotonic() + self.target.patience
         while self.lag and found is not None:
@@ -349,7 +349,7 @@ class Probe:
         return now - before
 
     def recount(self) -> None:
-        """Check that the count still moves, before a clause draws a conclusion from an unchanged count."""
+        """Check that the count still moves, before a clause relies on an unchanged count."""
         before = self.count()
         if before is not None and self.control(self.request(self.fresh())).ok:
             self.since(before, at_least=1)
@@ -371,7 +371,7 @@ class Probe:
         return answers
 
     def _by_whom(self, request: RawRequest) -> str:
-        """The caller of a request, in words: reports hide credentials, so they must name another caller."""
+        """The caller of a request in words, if it is not the usual one: reports hide credentials."""
         if set(self.target.same_caller) & set(request.headers):
             return "with the renewed credentials"
         return "as the other tenant" if set(self.target.other_tenant) & set(request.headers) else ""
@@ -399,7 +399,7 @@ class _Pair:
         """Whether the first one had no response when the second was sent."""
 
     def send(self) -> list[Answer]:
-        """Both answers."""
+        """Send both, and return their responses."""
         first = Thread(target=self._send_raw, args=(0,), daemon=True)
         first.start()
         first.join(self._lead)
@@ -420,7 +420,7 @@ _MOST_OTHERS = 8
 
 
 class CannotCheckError(CheckError):
-    """The API cannot be checked with these options; the message has the observation."""
+    """The API cannot be checked with these options; the message says what was observed."""
 
 
 def take_aim(target: Target, profile: CheckProfile, most: int) -> Probe:
@@ -475,7 +475,7 @@ def _habits(probe: Probe, first: Answer) -> Habits:
     effects = None if before is None or after is None else after - before
     if effects not in {None, 1}:
         raise CannotCheckError(
-            f"one request with a fresh key moved the count at {probe.target.count_address} by {effects}, not by 1: "
+            f"one request with a fresh key changed the count at {probe.target.count_address} by {effects}, not by 1: "
             "choose a --count-url and --count-pointer that count all effects of this operation, and an API without "
             "other clients"
         )

@@ -1,4 +1,4 @@
-"""Clauses about concurrent requests: the API executes one, and all receive its response in the end."""
+"""Clauses about concurrent requests: the API executes one, and finally all of them receive its response."""
 
 from __future__ import annotations
 
@@ -149,9 +149,9 @@ def _race(many: int) -> Clause:
     return Clause(
         id=f"races.{many}",
         title=f"{many} identical requests at the same moment have one effect",
-        why="Servers that look first and insert afterwards execute twice in this case, and only in this case.",
+        why="Servers that check first and insert afterwards execute twice in this case only.",
         fix=(
-            "Claim the key with one INSERT under a unique constraint (or SET NX) before the effect; do not look first."
+            "Claim the key with one INSERT under a unique constraint (or SET NX) before the effect; do not check first."
         ),
         severity=Severity.CRITICAL,
         requests=many + 3,
@@ -165,7 +165,7 @@ CLAUSES: Final = (
     Clause(
         id="races.losers",
         title="Concurrent identical requests each receive the success, or 'wait'",
-        why="A client that receives a server error for a request that is executed does not know what to do.",
+        why="A client cannot decide what to do after a server error for a request that is executed.",
         fix="Return 409 with Retry-After to a duplicate that lost the race, or let it wait for the response.",
         severity=Severity.MEDIUM,
         requests=_LOSERS + 1,

@@ -98,7 +98,7 @@ class RawRequest:
     """Makes placeholders differ between callers that use the same key."""
 
     def as_sent(self) -> tuple[tuple[Header, ...], bytes, Address]:
-        """The headers, the body and the address as this API wants them."""
+        """The headers, the body and the address as this API expects them."""
         headers, body, target = self.carrier.for_api(
             self.headers, self.body, self.address.target, nonce=self.nonce, salt=self.salt
         )
@@ -197,7 +197,7 @@ class Connection:
             return
 
     def receive(self, method: str) -> Answer:
-        """The next answer on this connection."""
+        """The next response on this connection."""
         self._stream.begin()
         try:
             return _read_answer(self._reader, method)
@@ -221,7 +221,7 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Read what is there, or wait for the rest of the time."""
+        """Read what is available, or wait until the deadline."""
         left = self._ends - time.monotonic()
         if left <= 0:
             raise TimeoutError("timed out")

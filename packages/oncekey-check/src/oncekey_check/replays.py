@@ -1,4 +1,4 @@
-"""Clauses about the response to a retry: it is the same one, however often the client retries, and it is marked."""
+"""Clauses about the response to a retry: it equals the first one, after any number of retries, and it is marked."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ CLAUSES: Final = (
     ),
     Clause(
         id="replays.escapes",
-        title="The same text with escapes is the same text",
+        title="Texts that differ only in JSON escapes are equal",
         why="JSON libraries differ in what they escape.",
         fix="Compare the parsed text (RFC 8785) instead of bytes.",
         severity=Severity.MEDIUM,
@@ -322,7 +322,7 @@ CLAUSES: Final = (
     ),
     Clause(
         id="replays.encoding",
-        title="A retry that accepts no encoding receives the body without one",
+        title="A retry that accepts no content encoding receives an unencoded body",
         why="A stored body that was compressed for the first client may be unreadable for the second.",
         fix="Store the response before compression, and negotiate the encoding for each request.",
         severity=Severity.MEDIUM,

@@ -90,7 +90,7 @@ def further(report: CheckReport) -> list[str]:
 
 
 def missing(report: CheckReport) -> list[str]:
-    """The options that would allow judging more clauses, and how many clauses each."""
+    """The options that would allow more clauses to be judged, and how many each."""
     waiting: dict[str, int] = {}
     for finding in (*report.skipped, *report.undecided):
         if isinstance(finding.verdict, Skipped) and finding.verdict.pass_this:
@@ -426,7 +426,7 @@ def _result(finding: Finding, report: CheckReport, name: str) -> dict[str, objec
         "message": {"text": text},
         "locations": [
             {
-                # Code hosts show a result only at a file; an API has none, so its path is used.
+                # Code hosts show results only next to a file; an API has none, so its path is used.
                 "physicalLocation": {
                     "artifactLocation": {"uri": report.target.address.path.strip("/") or "api"},
                     "region": {"startLine": 1},

@@ -42,7 +42,7 @@ MOST_DANGEROUS = 3
 
 _DISTURBED = frozenset({0, 429, 502, 503, 504})
 _CUT = frozenset({Way.CUT, Way.INTERRUPTED})
-"""Clauses in which the missing response is the subject."""
+"""Ways of sending for which a missing response is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Finding:
         return profile in self.clause.must and self._wrong_in(profile) and not self._mild_in(profile)
 
     def advises_in(self, profile: CheckProfile) -> bool:
-        """Whether the API could do better by this profile."""
+        """Whether this profile advises something that the API does not do."""
         advised = profile in self.clause.should or (profile in self.clause.must and self._mild_in(profile))
         return advised and self._wrong_in(profile)
 
@@ -126,12 +126,12 @@ class CheckReport:
 
     @property
     def advice(self) -> list[Finding]:
-        """What is allowed and could be better, most useful first."""
+        """Allowed behaviour that could be improved, most useful first."""
         return _ranked(finding for finding in self.findings if finding.advises_in(self.profile))
 
     @property
     def skipped(self) -> list[Finding]:
-        """What was not tried."""
+        """Clauses that were not tried."""
         unjudged = [finding for finding in self.asked if isinstance(finding.verdict, Skipped)]
         return [finding for finding in unjudged if not isinstance(finding.verdict, Inconclusive)]
 
@@ -142,7 +142,7 @@ class CheckReport:
 
     @property
     def passed(self) -> list[Finding]:
-        """The clauses that the API keeps."""
+        """The clauses that the API satisfies."""
         return [finding for finding in self.asked if isinstance(finding.verdict, Passed)]
 
     @property
@@ -161,7 +161,7 @@ class CheckReport:
         return "known" if known else word_for(finding, self.profile)
 
     def in_api_words(self, text: str) -> str:
-        """A sentence with the names of this API's headers in it."""
+        """A sentence, with the names of this API's headers."""
         return self.target.carrier.in_api_words(text)
 
 
@@ -175,10 +175,10 @@ def check(
 ) -> CheckReport:
     """Try an API, clause by clause.
 
-    Clauses outside the profile are tried as well: that is how the report knows which profile the API matches.
+    Clauses outside the profile are tried as well, so that the report can list the profiles that the API matches.
 
     Raises:
-        CannotCheckError: The API does not answer, or not as it was described.
+        CannotCheckError: The API does not respond, or not as described.
     """
     chosen = tuple(clauses)
     began = time.monotonic()
@@ -208,11 +208,11 @@ def check(
 def _judged(clause: Clause, probe: Probe, profile: CheckProfile) -> Finding:
     """The finding of a clause, after a failure was checked for other causes.
 
-    A counted second effect proves itself. Any other failure may be a refusal for another reason, so one plain request
-    under a fresh key follows it: an API that refuses that one too is sold out or limits its callers, and an API that
-    does not respond at all ends the run. A leak must be observed twice, because values can be equal by chance; so must
-    a failure in which a response was missing or came from a gateway or a rate limit, because a restart looks like that.
-    The first failure of a run must not come from a lagging count, which shows the effects of earlier requests.
+    A counted second effect is proof. Any other failure may be a refusal for another reason, so one plain request under
+    a fresh key follows it: an API that refuses that one too is sold out or limits its callers, and an API that does not
+    respond at all ends the run. A leak must be observed twice, because values can be equal by chance; so must a failure
+    in which a response was missing or came from a gateway or a rate limit, because a restart looks like that. The first
+    failure of a run must not come from a lagging count, which includes effects of earlier requests.
     """
     finding = _judge(clause, probe, profile)
     if isinstance(finding.verdict, Failed) and probe.search_lag():
@@ -249,11 +249,11 @@ def _refusal_of_plain_request(probe: Probe) -> str:
     """Why the API does not execute a plain request under a fresh key at the moment; empty if it does.
 
     Raises:
-        SilentError: The API does not answer any more.
+        SilentError: The API no longer responds.
     """
     try:
         answer = probe.plain()
-        refused = "" if answer.ok else f"a plain request under a fresh key is now refused, too ({answer.status})"
+        refused = "" if answer.ok else f"a plain request under a fresh key is now also refused ({answer.status})"
     except InconclusiveError as error:
         refused = str(error)
     probe.refusal = refused
@@ -263,7 +263,7 @@ def _refusal_of_plain_request(probe: Probe) -> str:
 def _still_executed(probe: Probe, findings: list[Finding], area: Area) -> list[Finding]:
     """The findings; those of this area are undecided if the API now refuses plain requests.
 
-    Clauses that pass because of a refusal pass for the wrong reason then.
+    A clause that passes because of a refusal would then pass for the wrong reason.
     """
     refused = _refusal_of_plain_request(probe)
     if not refused:
@@ -279,9 +279,9 @@ def _still_executed(probe: Probe, findings: list[Finding], area: Area) -> list[F
 def _judge(clause: Clause, probe: Probe, profile: CheckProfile) -> Finding:
     place = probe.target.carrier.place
     if place is not Place.HEADER and clause.id in ABOUT_HEADERS:
-        return Finding(clause, Skipped(f"it is about a header, but the key is in the {place} here"))
+        return Finding(clause, Skipped(f"it is about a header, but this API takes the key in the {place}"))
     if place is Place.PATH and clause.id in NOT_IN_PATH:
-        return Finding(clause, Skipped("it is about a request without its key, but the key is in the path here"))
+        return Finding(clause, Skipped("it is about a request without a key, but this API takes the key in the path"))
     for need in clause.needs:
         if probe.target.lacks(need):
             return Finding(clause, Skipped(f"it needs {need}", need))

@@ -93,7 +93,7 @@ class FreshKeys:
         """The commands that set the variables."""
         if not self.parts:
             return []
-        # A part of digits only may have to stay so.
+        # A part that consists of digits may have to remain numeric.
         made = [
             f"{name}=$({'digits' if part.isdecimal() else 'fresh'} {len(part)})" for part, name in self.parts.items()
         ]
@@ -158,7 +158,7 @@ def unpacked(body: bytes) -> str:
 
 
 def printable(body: bytes) -> str:
-    """The body as a text that fits into a shell word, or nothing."""
+    """The body as text that fits into a shell word; empty if it does not."""
     try:
         text = body.decode()
     except UnicodeDecodeError:

@@ -96,7 +96,7 @@ def ran_before(probe: Probe, place: int, *options: str) -> None:
 
 
 def _run(option: str, words: tuple[str, ...], limit: float) -> None:
-    # A file and not a pipe: a server that the command starts keeps its output open for as long as it lives.
+    # A file, not a pipe: a server that the command starts keeps its output open for as long as it runs.
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(  # noqa: S603  (the owner of the API gave the command for this)
@@ -217,7 +217,7 @@ def remembered(probe: Probe) -> Verdict:
 
 
 def one_effect(probe: Probe) -> Verdict:
-    """A crash in the middle of a request, and its retries: however they end, it happened at most once."""
+    """A crash in the middle of a request, and its retries: however they end, there is at most one effect."""
     before = probe.count()
     final = _killed(probe)
     effects = probe.since(before)
@@ -315,7 +315,7 @@ def _during(probe: Probe) -> tuple[Answer, RawRequest]:
 
 
 def _counted(probe: Probe, before: int | None) -> int | None:
-    """The effects, when the API can be queried again."""
+    """The effects, once the API can be queried again."""
     ends = time.monotonic() + probe.target.patience
     while True:
         try:
@@ -374,7 +374,7 @@ CLAUSES: Final = (
     Clause(
         id="crashes.one-effect",
         title="A request that is killed in the middle has at most one effect, retries included",
-        why="At this moment effect and response can come apart.",
+        why="At this moment the effect may exist without a stored response.",
         fix="Commit the effect and the key in one transaction, or pass a key to the service that performs the effect.",
         severity=Severity.CRITICAL,
         needs=(Need.CRASH, Need.SLOW, Need.COUNT),
@@ -394,7 +394,7 @@ CLAUSES: Final = (
     ),
     Clause(
         id="outages.closed",
-        title="While the store is down nothing is executed",
+        title="Nothing is executed while the store is down",
         why="A request that runs without a stored key runs again with its retry.",
         fix="Return 503 while the store is down; do not run the handler without a claim.",
         severity=Severity.CRITICAL,
@@ -404,8 +404,8 @@ CLAUSES: Final = (
     ),
     Clause(
         id="outages.told",
-        title="While the store is down clients receive 503 with Retry-After",
-        why="The client must learn that nothing happened, and when to retry.",
+        title="Clients receive 503 with Retry-After while the store is down",
+        why="The client needs to know that nothing happened, and when to retry.",
         fix="Return 503 with Retry-After while the store is down.",
         severity=Severity.LOW,
         must=frozenset(),
@@ -428,7 +428,7 @@ CLAUSES: Final = (
     Clause(
         id="outages.remembered",
         title="An outage of the store does not lose the responses of finished requests",
-        why="A cache that is emptied by a restart is not a store.",
+        why="A cache that loses its content in a restart cannot protect retries.",
         fix="Store keys in durable storage, not in a cache.",
         severity=Severity.CRITICAL,
         needs=(Need.OUTAGE,),

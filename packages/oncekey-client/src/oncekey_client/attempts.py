@@ -1,7 +1,7 @@
 """One logical operation: the attempts as a generator without I/O, and the session before and after them.
 
-The generator decides what to send and how long to wait: it yields `Send` and `Wait`, is sent a `Reply` or a `Failure`
-for the one and nothing for the other, and returns an `Outcome`. Key, method, URL and body are those of the original
+The generator decides what to send and how long to wait: it yields `Send`, which is answered with a `Reply` or
+a `Failure`, and `Wait`, and returns an `Outcome`. Key, method, URL and body are those of the original
 call, on every attempt. Only `drive` and `adrive` exist in a blocking and an asyncio version. The session chooses the
 key, stores it in the journal, and returns or raises the outcome.
 """
@@ -62,14 +62,14 @@ class Surroundings:
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this now."""
+    """Send this request now."""
 
     call: Call
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Wait that many seconds."""
+    """Wait for this number of seconds."""
 
     seconds: float
 
@@ -83,14 +83,14 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unsettled:
-    """It did not happen, and the same key may be sent again: no connection, not admitted, too many requests."""
+    """The operation did not happen, and its key may be sent again: no connection, not admitted, too many requests."""
 
     last: Reply | Failure
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """It may have happened."""
+    """The operation may have happened."""
 
     why: str
     last: Reply | Failure
@@ -138,7 +138,7 @@ def _ended(move: NextMove, last: Reply | Failure, *, doubt: bool) -> Outcome | N
     """The outcome, if it is known now."""
     match move:
         case NextMove.STOP:
-            # It does not concern the effects of an earlier attempt.
+            # This response proves nothing about an earlier attempt.
             return _give_up("the last attempt was refused", last, doubt=doubt)
         case NextMove.EXPIRED:
             return Unknown("the key has expired at the server", last, expired=True)
@@ -154,7 +154,7 @@ def _ended(move: NextMove, last: Reply | Failure, *, doubt: bool) -> Outcome | N
 def _pause(
     move: NextMove, call: Call, last: Reply | Failure, patience: _Patience, profile: Profile
 ) -> Generator[Action, Reply | Failure | None, Reply | float | None]:
-    """How long to wait; None if there is no time left, and a response if waiting brought one."""
+    """How long to wait; None if no time is left, or a response if polling returned one."""
     if move is NextMove.POLL and isinstance(last, Reply):
         return (yield from _poll(call, last, patience, profile))
     return patience.while_working(last) if move is NextMove.WAIT else patience.after_failure(last)
@@ -249,7 +249,7 @@ def drive(flow: Attempts, send: Callable[[Call], Reply | Failure], sleep: Callab
 async def adrive(
     flow: Attempts, send: Callable[[Call], Awaitable[Reply | Failure]], sleep: Callable[[float], Awaitable[object]]
 ) -> Outcome:
-    """`drive`, awaiting each exchange and each pause."""
+    """Asyncio version of `drive`."""
     try:
         action = next(flow)
         while True:

@@ -36,7 +36,7 @@ else:
     BaseTransport = AsyncBaseTransport = object
 
 PATIENCE: Final = 30.0
-"""Seconds for each attempt of `ask_again` and `resume`, which no client sends."""
+"""Timeout in seconds for each attempt of `ask_again` and `resume`, which do not use a client's timeout."""
 
 _LOSSES: Final[Mapping[str, Loss]] = {
     "ConnectError": Loss.NOT_SENT,
@@ -46,7 +46,7 @@ _LOSSES: Final[Mapping[str, Loss]] = {
     "UnsupportedProtocol": Loss.HOPELESS,
     "LocalProtocolError": Loss.HOPELESS,
 }
-"""The transport errors after which nothing was sent; after any other one, something may have been."""
+"""The transport errors that prove that nothing was sent; after any other error the request may have been sent."""
 
 
 class OncekeyTransport(BaseTransport):
@@ -292,7 +292,7 @@ def _reply(response: Response, raw: bytes, package: ModuleType) -> Reply:
     try:
         body = copy.read()
     except package.DecodingError:
-        body = b""  # the caller gets the error when it reads; the status alone is judged here
+        body = b""  # the caller gets the error when it reads; only the status matters here
     return Reply(response.status_code, fields(response.headers.multi_items()), body)
 
 

@@ -2,7 +2,7 @@
 
 An entry is `open` until there is a response. A process that finds open entries after a crash sends them again, with the
 same keys; two processes may do so at the same time, because the key makes one of them wait. Responses stay until
-`forget` or `prune`: a program that died between the response and its own bookkeeping finds them.
+`forget` or `prune`, so a program that died before it processed a response can still read it.
 
 Headers are not stored, except `KEPT_FIELDS` and those that the journal is configured to store: credentials do not
 belong in a file. The program that resumes passes them again. Bodies are stored in clear text, readable by the file's
@@ -67,7 +67,7 @@ _PATIENCE: Final = 30.0
 
 
 class Progress(StrEnum):
-    """The progress of an operation, as its own client knows it."""
+    """The progress of an operation, as observed by its client."""
 
     OPEN = "open"
     ANSWERED = "answered"
@@ -160,7 +160,7 @@ class Journal:
             return [_entry(row) for row in connection.execute(_ALL)]
 
     def unfinished(self) -> list[JournalEntry]:
-        """Those without a response."""
+        """The operations without a response."""
         return [entry for entry in self.entries() if entry.progress is not Progress.ANSWERED]
 
     def forget(self, key: str) -> None:

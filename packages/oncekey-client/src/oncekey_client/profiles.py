@@ -61,7 +61,7 @@ OURS: Final = (
 
 _WORDS: Final[Mapping[str, Sign]] = {
     **{word: sign for code, fault, sign in OURS for word in (code, fault)},
-    # The titles of the examples in the IETF draft are all that its servers have in common.
+    # Servers that follow the IETF draft have only the titles of its examples in common.
     "Idempotency-Key is already used": Sign.MISMATCH,
     "A request is outstanding for this Idempotency-Key": Sign.IN_PROGRESS,
     "idempotency_key_in_use": Sign.IN_PROGRESS,  # Stripe
@@ -210,7 +210,7 @@ class NextMove(StrEnum):
     REDIRECT = "redirect"
     """Send the same request to `Location`."""
     STOP = "stop"
-    """Refused before the key was looked up: the same key may be sent once the caller has corrected the request."""
+    """Refused before the key was looked up: the caller may correct the request and send it with the same key."""
     EXPIRED = "expired"
     """The key has expired at the server: the caller must find out the outcome by other means, and not send it again."""
     MISUSED = "misused"
@@ -272,14 +272,14 @@ def next_move(reply: Reply | Failure, profile: Profile) -> Row:
     """The row for a response, or for the lack of one."""
     if isinstance(reply, Failure):
         return BY_LOSS[reply.loss]
-    # First, because a stored 408 or 500 is returned as often as the key is sent.
+    # First, because a stored 408 or 500 is returned every time the key is sent.
     if profile.is_replay(reply):
         return _ACCEPT
     if reply.status >= _FIRST_ERROR and (sign := profile.read(reply)) is not None:
         return BY_SIGN[sign]
     match reply.status:
         case status if status == _CONFLICT:
-            # The code of another server, but it means that waiting helps: it is in progress.
+            # The code of another server, but it means that the request is in progress.
             return _ACCEPT if reply.field("Retry-After") is None else _WAIT
         case status if status == _ACCEPTED:
             return BY_STATUS[status] if _unfinished(reply, profile) else _ACCEPT

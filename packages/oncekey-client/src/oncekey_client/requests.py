@@ -22,7 +22,7 @@ from oncekey_client.exchange import Call, Failure, Loss, Reply, RequestOutcomeUn
 from oncekey_client.journal import Journal, JournalEntry
 
 PATIENCE: Final = 30.0
-"""Seconds for each attempt of `ask_again` and `resume`, by default."""
+"""The default timeout in seconds for each attempt of `ask_again` and `resume`."""
 
 _NOTHING_SENT: Final = (
     requests.exceptions.ConnectTimeout,

@@ -1,6 +1,6 @@
 """The contract of a store: one suite for every store behind every driver, with no branch on either.
 
-Give it a world, and pytest does the rest:
+Provide a fixture `world`, and run pytest:
 
     import pytest
     from oncekey_contract import StoreContract, blocking, under_asyncio
@@ -11,20 +11,20 @@ Give it a world, and pytest does the rest:
             with blocking(MyStore, MyDriver(my_empty_database)) as world:      # or under_asyncio(...)
                 yield world
 
-The first argument makes the store: it is called with `clock=` (a function that gives the instant) and without
-(the store's own clock). The second is the driver, which the world closes. The tables must be there already.
-Each test gets a world of its own, or shares one: every scenario uses keys that no other scenario uses, except for the
-odd keys of `Keeping`, which want an empty store.
+The first argument creates the store: it is called with `clock=` (a function that returns the time) and without
+(the store then uses its own clock). The second is the driver, which the world closes. The tables must exist.
+Tests may share a world: every scenario uses its own keys, except for the unusual keys of `Keeping`, which need an
+empty store.
 
-A `World` has blocking verbs (`begin`, `settle`, `renew`, `find`, `go(flow)`), a clock to move (`advance`), and three
-faults: `lose_reply(name)` lets a transaction of that name happen and loses its reply, `before(name, action)` does
-something else just before it, and `between(action)` does it after the store has read and before it writes. Verbs may be
-called from many threads.
+A `World` has blocking methods (`begin`, `settle`, `renew`, `find`, `go(flow)`), a clock to move (`advance`), and three
+faults: `lose_reply(name)` commits a transaction of that name and loses its reply, `before(name, action)` runs an action
+just before it, and `between(action)` runs one after the store has read and before it writes. The methods may be called
+from many threads.
 
-`Walk` is for stores with statements of their own: it tries every move on every kind of record, and compares what the
-store accepted with the table; it also tries each move with a proof that does not fit. It wants an empty store and a way
-to plant records, `blocking(..., plant=...)`.
-`CellsContract` is for stores that are made of `look`, `swap` and `page`, and wants nothing but those.
+`Walk` is for stores with their own statements: it tries every move on every kind of record, and compares what the
+store accepted with the table; it also tries each move with a wrong proof. It needs an empty store and a way to plant
+records, `blocking(..., plant=...)`.
+`CellsContract` is for stores that implement `look`, `swap` and `page`, and needs only those.
 
 For pytest's detailed assertions, call `pytest.register_assert_rewrite("oncekey_contract")` in a conftest before the
 first import.
@@ -64,8 +64,8 @@ class StoreContract(
     Racing,
     Rivals,
 ):
-    """Every scenario; a subclass gives the fixture `world`."""
+    """Every scenario; a subclass provides the fixture `world`."""
 
 
 class Walk(Accepting, Proving):
-    """Every move on every kind of record; a subclass gives the fixture `world`, with a way to plant records."""
+    """Every move on every kind of record; a subclass provides the fixture `world`, with a way to plant records."""

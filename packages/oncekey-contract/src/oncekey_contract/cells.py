@@ -1,7 +1,7 @@
-"""The contract of cells: what `look`, `swap` and `page` promise, verb by verb.
+"""The contract of cells: the guarantees of `look`, `swap` and `page`.
 
-`StoreContract` tests whether a store of these cells keeps records. This contract tests what happens between a look and
-a swap, which that one cannot see. Give it cells, and pytest does the rest:
+`StoreContract` tests a whole store that consists of these cells. This contract tests what happens between a look and
+a swap, which the other cannot observe. Provide a fixture `cells`, and run pytest:
 
     class TestMyCells(CellsContract):
         @pytest.fixture
@@ -26,7 +26,7 @@ BYTES = bytes(range(256)) + b"\x00"
 
 
 def _cells(count: int = 1, state: State = State.IN_PROGRESS) -> list[dict[str, Any]]:
-    """Lines of different keys, each with all that a phased record can have."""
+    """Rows of different keys, each with every column that a phased record can use."""
     phased = [one for one in records(START) if one.state is state and one.effects is Effects.PHASED]
     phased.sort(key=lambda one: one.intent is None)
     odd = {"seed": BYTES, "request": BYTES, "operation": "é \u2028 'x'", "ttl": 1 << 62}
@@ -48,7 +48,7 @@ def _look(cells: Cells, cell: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _all(cells: Cells, index: Index) -> list[Mapping[str, Any]]:
-    """Every cell of an index, read three at a time."""
+    """All cells of an index, read three at a time."""
     after: Place = (-1, "", "")
     found: list[Mapping[str, Any]] = []
     while True:
@@ -61,7 +61,7 @@ def _all(cells: Cells, index: Index) -> list[Mapping[str, Any]]:
 
 
 def _crowd(cells: Cells, seen: Seen | None, cell: Mapping[str, Any], size: int = 8) -> list[str]:
-    """The threads whose swap was written, when so many swap the same cell at once."""
+    """The numbers of the threads whose swap was written, when `size` threads swap the same cell at once."""
     start = threading.Barrier(size)
     won: list[str] = []
 
@@ -79,10 +79,10 @@ def _crowd(cells: Cells, seen: Seen | None, cell: Mapping[str, Any], size: int =
 
 
 class CellsContract:
-    """A cell is compared and replaced in one step, and comes back as it was."""
+    """A cell is compared and replaced in one step, and read back unchanged."""
 
     def test_a_cell_comes_back_as_it_was(self, cells: Cells) -> None:
-        """Every column, with its type, to the byte."""
+        """Every column is read back with its type and all its bytes."""
         (cell,) = _cells()
         assert _look(cells, cell) is None
         assert _put(cells, None, cell)
@@ -92,7 +92,7 @@ class CellsContract:
         assert {name: type(value) for name, value in there.items()} == {name: type(cell[name]) for name in cell}
 
     def test_a_swap_compares_incarnation_and_version(self, cells: Cells) -> None:
-        """The store writes only if the cell is as it was seen, or absent as it was seen (P1)."""
+        """The store writes only if the cell is unchanged since it was read, or still absent (P1)."""
         cell, other = _cells(2)
         after = {**cell, "version": cell["version"] + 1, "last_error": "after"}
         assert not _put(cells, _seen(cell), after)
@@ -111,7 +111,7 @@ class CellsContract:
         assert _look(cells, cell) == after
 
     def test_a_cell_leaves_nothing_of_the_one_before(self, cells: Cells) -> None:
-        """Columns that are None now are None."""
+        """Columns that are None in the new cell are None."""
         (cell,) = _cells()
         bare = {**cell, "version": cell["version"] + 1, "memo": None, "intent": None, "request": None}
         assert _put(cells, None, cell)
@@ -119,7 +119,7 @@ class CellsContract:
         assert _look(cells, cell) == bare
 
     def test_a_cell_is_removed(self, cells: Cells) -> None:
-        """A removed cell is absent, and may be written again."""
+        """A removed cell is absent, and can be written again."""
         (cell,) = _cells()
         assert _put(cells, None, cell)
         assert cells.swap(cell["scope"], cell["key"], _seen(cell), None, None)
@@ -128,7 +128,7 @@ class CellsContract:
         assert _put(cells, None, cell)
 
     def test_keys_and_scopes_are_compared_byte_by_byte(self, cells: Cells) -> None:
-        """Neither case, nor padding, nor normal form, nor where the scope ends makes two keys one."""
+        """Keys that differ in case, padding, Unicode normal form or in where the scope ends are different keys."""
         names = [
             ("s", "a"),
             ("s", "A"),
@@ -147,7 +147,7 @@ class CellsContract:
             assert cells.look(scope, key)[0] == {**cell, "scope": scope, "key": key}
 
     def test_of_many_swaps_one_is_written(self, cells: Cells) -> None:
-        """All threads have seen the same cell, or none, and one of them writes."""
+        """All threads have read the same cell, or none, and only one of them writes."""
         there, new = _cells(2)
         assert _put(cells, None, there)
         for seen, cell in ((_seen(there), there), (None, new)):
@@ -157,7 +157,7 @@ class CellsContract:
             assert won == [after["owner"]]
 
     def test_a_page_has_the_cells_of_its_index_in_order(self, cells: Cells) -> None:
-        """From behind a place on, no more than asked for, and no cell of another index."""
+        """A page starts after a position, respects the limit, and contains no cells of other indexes."""
         planted = [cell for state in State for cell in _cells(7, state)]
         planted += [{**cell, "state": "roll", "key": f"{cell['key']} worker"} for cell in _cells(3)]
         for cell in reversed(planted):
@@ -168,7 +168,7 @@ class CellsContract:
             assert _all(cells, index) == sorted(meant, key=place_of), index
 
     def test_a_cell_is_on_the_page_of_what_it_is_now(self, cells: Cells) -> None:
-        """It leaves the page of what it was, and goes from all of them when it is removed."""
+        """A changed cell moves to another index, and a removed one disappears from all of them."""
         (cell,) = _cells()
         there: Mapping[str, Any] | None = None
         for version, state in enumerate((*State, None), cell["version"]):
@@ -180,7 +180,7 @@ class CellsContract:
             there = after
 
     def test_the_clock_goes_on(self, cells: Cells) -> None:
-        """It counts microseconds, and does not go back."""
+        """The clock counts microseconds and never runs backwards."""
         instants = [cells.look("nobody", "nothing")[1] for _ in range(3)]
         assert instants == sorted(instants)
         assert START // 2 < instants[0] < START * 2

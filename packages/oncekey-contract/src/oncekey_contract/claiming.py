@@ -23,14 +23,14 @@ class Claiming:
     """The first caller of an unused key owns it, and no other caller does."""
 
     def test_a_key_that_was_never_used_has_no_record(self, world: World) -> None:
-        """The store's clock comes with the answer all the same."""
+        """The snapshot contains the store's clock even so."""
         snapshot = world.find(a_claim().id)
 
         assert snapshot.record is None
         assert snapshot.now == world.clock.now
 
     def test_the_first_claim_stores_everything_it_says(self, world: World) -> None:
-        """Every field, and the instants by the store's clock."""
+        """Every field is stored; timestamps come from the store's clock."""
         claim, now = a_claim(), world.clock.now
 
         verdict = world.begin(claim)
@@ -73,7 +73,7 @@ class Claiming:
         assert world.record(claim.id) == verdict.record
 
     def test_effects_and_recovery_are_the_claims_own(self, world: World) -> None:
-        """A crash means what was stored, not what the route says later (P2)."""
+        """A crash is handled by the stored effects, not by what the route declares later (P2)."""
         for effects in model.Effects:
             for recovery in model.Recovery:
                 claim = a_claim(effects=effects, recovery=recovery, entered=False)
@@ -82,7 +82,7 @@ class Claiming:
                 assert (record.effects, record.recovery, record.entered) == (effects, recovery, False)
 
     def test_a_repeated_claim_is_ours_and_writes_nothing(self, world: World) -> None:
-        """A record in progress that names our owner is ours (P7)."""
+        """A record in progress with our owner id is our own claim (P7)."""
         claim = a_claim()
         first = world.begin(claim)
         assert isinstance(first, model.Proceed)
@@ -93,7 +93,7 @@ class Claiming:
         assert world.record(claim.id).version == 1
 
     def test_a_claim_whose_reply_was_lost_is_ours(self, world: World) -> None:
-        """The claim is sent again, and finds its own record (P7, F8)."""
+        """The repeated claim finds its own record (P7, F8)."""
         claim = a_claim()
         world.lose_reply("claim")
 
@@ -103,7 +103,7 @@ class Claiming:
         assert world.record(claim.id).version == 1
 
     def test_a_duplicate_waits_and_changes_nothing(self, world: World) -> None:
-        """A record stays in progress until its lease is over."""
+        """A record stays in progress until its lease expires."""
         claim = a_claim()
         world.owned(claim)
         before = world.record(claim.id)
@@ -116,7 +116,7 @@ class Claiming:
         assert world.record(claim.id) == before
 
     def test_another_request_under_the_same_key_is_told_so_in_every_state(self, world: World) -> None:
-        """The fingerprint comes first, whatever the record is doing, and nothing is written."""
+        """The fingerprint is compared first, in every state, and nothing is written."""
         for state in (
             model.State.IN_PROGRESS,
             model.State.COMPLETED,
@@ -134,7 +134,7 @@ class Claiming:
                 assert world.record(standing.claim.id) == before, (state, wait)
 
     def test_scopes_and_keys_do_not_meet(self, world: World) -> None:
-        """The same key of another tenant is another key, and the border cannot be shifted."""
+        """The same key of another tenant is another key, and scope and key cannot run into each other."""
         claim = a_claim("order-1")
         strangers = [
             replace(claim.id, scope="shop|tenant-2"),
@@ -160,7 +160,7 @@ class Claiming:
         assert world.record(claim.id).version == 1
 
     def test_a_row_that_vanishes_before_our_swap_is_claimed_anew(self, world: World) -> None:
-        """Its owner took it back while we looked."""
+        """Its owner withdrew the claim after we had read it."""
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(LEASE)
@@ -172,7 +172,7 @@ class Claiming:
 
 
 class Racing:
-    """One statement decides, so one caller wins."""
+    """One statement decides, so exactly one caller wins."""
 
     def test_a_crowd_on_a_new_key(self, world: World) -> None:
         """64 threads, one execution."""
@@ -190,7 +190,7 @@ class Racing:
             only_winner(at_once([partial(world.begin, again(claim)), partial(world.begin, again(claim))]))
 
     def test_a_crowd_of_retries_after_a_failure(self, world: World) -> None:
-        """Ten retries, one execution, nine are answered to wait."""
+        """Ten retries: one executes, nine have to wait."""
         claim = stand(world, model.State.FAILED_RETRYABLE).claim
 
         winner = only_winner(at_once([lambda: world.begin(again(claim))] * 10))
@@ -198,7 +198,7 @@ class Racing:
         assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
 
     def test_a_crowd_on_a_stale_lease(self, world: World) -> None:
-        """One successor (13)."""
+        """One caller takes over (13)."""
         claim = stand(world, model.State.IN_PROGRESS).claim
         world.advance(LEASE)
 
@@ -207,7 +207,7 @@ class Racing:
         assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
 
     def test_a_crowd_on_an_expired_key(self, world: World) -> None:
-        """One new start (31)."""
+        """One caller starts again (31)."""
         claim = stand(world, model.State.COMPLETED).claim
         world.advance(TTL)
 
@@ -216,7 +216,7 @@ class Racing:
         assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
 
     def test_a_crowd_on_what_nobody_may_repeat(self, world: World) -> None:
-        """No caller wins, and the doubt is written once (15)."""
+        """No caller wins, and the record is marked unknown once (15)."""
         claim = stand(
             world, model.State.IN_PROGRESS, effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN
         ).claim
@@ -231,7 +231,7 @@ class Racing:
         assert world.record(claim.id).version == 2  # noqa: PLR2004  (the claim and the doubt)
 
     def test_a_crowd_on_an_answer(self, world: World) -> None:
-        """All of them replay it."""
+        """All callers receive it as a replay."""
         claim = stand(world, model.State.COMPLETED).claim
 
         verdicts = at_once([lambda: world.begin(again(claim))] * 16)
@@ -239,7 +239,7 @@ class Racing:
         assert all(isinstance(verdict, model.Replay) for verdict in verdicts)
 
     def test_an_owner_that_comes_back_races_its_successor(self, world: World) -> None:
-        """Either the answer is stored and replayed, or the successor runs and the answer is refused."""
+        """Either the response is stored and replayed, or the successor runs and the response is refused."""
         for _ in range(ROUNDS):
             standing = stand(world, model.State.IN_PROGRESS)
             world.advance(LEASE)
@@ -261,7 +261,7 @@ class Racing:
         assert world.record(standing.claim.id).version == 2  # noqa: PLR2004  (the claim and the answer)
 
     def test_many_keys_at_once_do_not_disturb_each_other(self, world: World) -> None:
-        """Each its own winner and its own answer."""
+        """Each key has its own winner and its own response."""
 
         def whole(number: int) -> None:
             claim = a_claim()
@@ -275,7 +275,7 @@ class Racing:
 
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make all calls at the same moment, each in a thread; their results in order."""
+    """Make all calls at the same moment, each in a thread; returns their results in order."""
     barrier = threading.Barrier(len(calls))
 
     def call(one: Callable[[], T]) -> T:
@@ -287,7 +287,7 @@ def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def only_winner(verdicts: Sequence[model.Verdict]) -> model.Proceed:
-    """The verdict of the caller that may execute; all others must have been answered to wait."""
+    """The verdict of the caller that may execute; all others must have been refused as in progress."""
     winners = [verdict for verdict in verdicts if isinstance(verdict, model.Proceed)]
     losers = [verdict for verdict in verdicts if isinstance(verdict, model.Refuse)]
     assert len(winners) == 1, f"{len(winners)} winners"

@@ -1,6 +1,6 @@
 """Expiry: which records a store may replace after their ttl, and which never; and sweeps and reaps, if it has upkeep.
 
-Records of other scenarios may be there while a store sweeps or reaps.
+The store may contain records of other scenarios during a sweep or reap.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _F, _U, _C = model.State.FAILED_RETRYABLE, model.State.UNKNOWN, model.State.COMP
 
 
 class Expiring:
-    """Only finished records expire; a key that is used again is another incarnation."""
+    """Only finished records expire; a key that is used again has a new incarnation."""
 
     def test_an_answer_is_replayed_until_its_last_microsecond(self, world: World) -> None:
-        """And not a moment longer."""
+        """And not one microsecond longer."""
         standing = stand(world, model.State.COMPLETED)
         world.advance(TTL - 1)
         assert isinstance(world.begin(again(standing.claim)), model.Replay)
@@ -37,7 +37,7 @@ class Expiring:
         assert isinstance(world.begin(again(standing.claim)), model.Proceed)
 
     def test_an_expired_key_starts_anew_and_its_fence_goes_on(self, world: World) -> None:
-        """New incarnation and new request; nothing of the old one is left but the counters (31, F1)."""
+        """It has a new incarnation and a new request; only the counters continue (31, F1)."""
         for state in EXPIRING:
             standing = stand(world, state)
             before = world.record(standing.claim.id)
@@ -93,7 +93,7 @@ class Expiring:
             assert world.record(claim.id) == verdict.record, state
 
     def test_an_owner_of_an_earlier_incarnation_writes_nothing(self, world: World) -> None:
-        """Neither after a new start nor after the row went and came back with the same fence (F1)."""
+        """Neither after a new start, nor after the row was deleted and recreated with the same fence (F1)."""
         expired, taken_back = stand(world, model.State.FAILED_RETRYABLE), stand(world, None)
         world.advance(TTL)
         for standing in (expired, taken_back):
@@ -106,7 +106,7 @@ class Expiring:
             assert world.record(standing.claim.id) == before
 
     def test_what_is_unfinished_does_not_expire(self, world: World) -> None:
-        """Time proves nothing: a running record stays running, an unknown one stays unknown (P6, F3)."""
+        """However much time passes, a running record stays in progress, and an unknown one stays unknown (P6, F3)."""
         unknown = stand(world, model.State.UNKNOWN)
         inline = stand(world, model.State.IN_PROGRESS, effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN)
         local = stand(world, model.State.IN_PROGRESS, deadline=10 * TTL)
@@ -126,7 +126,7 @@ class Expiring:
         assert (taken.incarnation, taken.fence) == (local.claim.incarnation, 2)
 
     def test_another_request_does_not_get_an_unfinished_key_by_waiting(self, world: World) -> None:
-        """A different body is refused a day later too (F3)."""
+        """A different body is still refused a day later (F3)."""
         for state in (model.State.IN_PROGRESS, model.State.UNKNOWN):
             standing = stand(world, state)
             world.advance(2 * TTL)
@@ -134,7 +134,7 @@ class Expiring:
             assert verdict == model.Refuse(model.Code.KEY_REUSED), state
 
     def test_no_answer_is_born_expired(self, world: World) -> None:
-        """However late the answer comes, it is kept for a whole ttl (P6, F2)."""
+        """However late a response is stored, it is kept for a whole ttl (P6, F2)."""
         for settled_from in (model.State.IN_PROGRESS, model.State.FAILED_RETRYABLE, model.State.UNKNOWN):
             standing = stand(world, settled_from)
             now = world.advance(TTL + model.HOUR)
@@ -155,7 +155,7 @@ class Expiring:
         assert world.record(claim.id).expires_at == lease.expires_at
 
     def test_an_expired_key_can_be_gone_for_good(self, world: World) -> None:
-        """Where the policy says so, and nothing is written."""
+        """If the policy says so, an expired key is refused, and nothing is written."""
         gone = Policy(on_expired=OnExpired.GONE)
         for state in EXPIRING:
             standing = stand(world, state)
@@ -175,7 +175,7 @@ class Expiring:
         assert (lease.fence, world.record(standing.claim.id).version) == (2, 3)
 
     def test_a_late_answer_beats_a_new_start(self, world: World) -> None:
-        """The read was older than the answer, so the answer is replayed (V in 31)."""
+        """The response was stored after the read, so it is replayed (V in 31)."""
         standing = stand(world, model.State.FAILED_RETRYABLE)
         world.advance(TTL)
         world.before("supersede", lambda: world.settle(standing.lease, answered()))
@@ -184,7 +184,7 @@ class Expiring:
 
 
 def _resumable(world: World) -> model.Record:
-    """A phased record that was begun and handed back."""
+    """A phased record that was started and handed back."""
     claim, lease = begun(world, ttl=TTL)
     assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
     assert world.settle(lease, model.HandedBack("stopped")).ours
@@ -200,10 +200,10 @@ def _due(world: World, **changes: object) -> Expired:
 
 
 class Sweeping:
-    """The sweeper ends only leases that ran out, and the reaper removes only expired records."""
+    """The sweeper ends only expired leases, and the reaper removes only expired records."""
 
     def test_a_sweep_ends_a_lease_that_ran_out(self, world: World) -> None:
-        """To retryable where the work may run again, else to unknown; the fence stays for the late owner (14, 15)."""
+        """It becomes retryable if the work may run again, else unknown; the fence stays for a late owner (14, 15)."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -216,7 +216,7 @@ class Sweeping:
             lease = world.owned(claim)
             assert claim.id not in _stale(world, upkeep)
             seen = world.record(claim.id)
-            assert not world.go(upkeep.sweep(seen, to, "swept")), "a lease that is not over is not swept"
+            assert not world.go(upkeep.sweep(seen, to, "swept")), "a live lease is not swept"
             now = world.advance(LEASE)
             assert _stale(world, upkeep)[claim.id] == seen
             assert world.go(upkeep.sweep(seen, to, "swept"))
@@ -234,7 +234,7 @@ class Sweeping:
                 assert world.settle(lease, answered()).ours
 
     def test_a_sweep_leaves_who_was_heard_again(self, world: World) -> None:
-        """A heartbeat and an answer move the version."""
+        """A heartbeat and a response each change the version, so the sweep is refused."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -249,7 +249,7 @@ class Sweeping:
         assert world.record(claim.id).state is model.State.IN_PROGRESS
 
     def test_what_nobody_may_run_again_is_not_swept_to_retryable(self, world: World) -> None:
-        """A sweeper that decides so is wrong, and the store refuses the move (P2)."""
+        """The store refuses the move of a sweeper that decides wrongly (P2)."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -259,7 +259,7 @@ class Sweeping:
         assert not world.go(upkeep.sweep(world.record(claim.id), _F, "swept"))
 
     def test_what_was_begun_is_parked_when_its_time_is_over(self, world: World) -> None:
-        """The reaper does not delete it, and no worker goes on with it (18)."""
+        """The reaper does not delete it, and no worker resumes it (18)."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -272,10 +272,10 @@ class Sweeping:
         assert (parked.memo, parked.fence) == (seen.memo, seen.fence)
         failed = world.record(stand(world, _F).claim.id)
         world.advance(TTL)
-        assert not world.go(upkeep.sweep(failed, _U, "expired")), "no worker looks at what was never begun"
+        assert not world.go(upkeep.sweep(failed, _U, "expired")), "no worker sweeps a record without finished steps"
 
     def test_what_is_finished_is_purged_when_its_time_is_over(self, world: World) -> None:
-        """Answers and plain failures, not a moment before; what is unfinished stays for ever (30, P6)."""
+        """Responses and plain failures are deleted, not a moment early; unfinished records stay (30, P6)."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -297,7 +297,7 @@ class Sweeping:
         assert world.find(begun_before).record is not None
 
     def test_a_purge_goes_on_from_where_it_came_to(self, world: World) -> None:
-        """Longest ago first, no more than asked for."""
+        """The records that expired first are deleted first, up to the limit."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -311,14 +311,14 @@ class Sweeping:
             gone = world.go(upkeep.purge(_due(world), 2, place))
             assert gone.moved <= 2  # noqa: PLR2004  (as asked for)
             left = [world.find(one).record is not None for one in ids]
-            assert left == sorted(left), "the oldest goes first"
+            assert left == sorted(left), "the oldest is deleted first"
             if gone.last is None or not gone.full:
                 break
             place = gone.last
         assert not any(left)
 
     def test_answers_are_marked_and_purged_later(self, world: World) -> None:
-        """Where expired records are kept for a while: only answers are marked, and only marked ones kept (29, 30)."""
+        """If expired records are kept for a while: only responses are marked, and only marked ones kept (29, 30)."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -340,7 +340,7 @@ class Sweeping:
         assert world.find(seen.id).record is None
 
     def test_a_batch_has_a_line_per_scope_or_per_record(self, world: World) -> None:
-        """How many, between which instants and by which worker; a line about one record names it (29, 30)."""
+        """It has the number, the time span and the worker; an entry about one record names it (29, 30)."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -383,7 +383,7 @@ class Sweeping:
             assert world.go(world.store.audit.deletions(one, 10)) == ()
 
     def test_a_purge_leaves_a_key_that_is_used_anew(self, world: World) -> None:
-        """The purge checks the row as it is at that moment."""
+        """The purge checks the current row, not an earlier read."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return

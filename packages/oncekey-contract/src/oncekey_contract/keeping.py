@@ -1,4 +1,4 @@
-"""What is stored comes back as it was: bytes, headers, keys, the store's own clock, and the short read by a repeat."""
+"""Stored values are read back unchanged: bytes, headers and keys; also the store's own clock, and `recall`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Keeping:
     """The store returns exactly the bytes that were stored."""
 
     def test_answers_come_back_byte_for_byte(self, world: World) -> None:
-        """Every byte, no byte, a tombstone, and two megabytes."""
+        """Every byte value, an empty body, a tombstone, and two megabytes."""
         for body in BODIES:
             for headers in HEADERS:
                 claim = a_claim()
@@ -66,7 +66,7 @@ class Keeping:
                 assert verdict.record.response == settlement.response
 
     def test_every_status_is_kept(self, world: World) -> None:
-        """A number is a number."""
+        """Every status code is read back unchanged."""
         for status in (200, 201, 204, 302, 400, 402, 404, 409, 422, 500, 599):
             claim = a_claim()
             world.settle(world.owned(claim), answered(status=status))
@@ -75,7 +75,7 @@ class Keeping:
             assert response.status == status
 
     def test_keys_are_opaque(self, world: World) -> None:
-        """No two spellings are one key, and no spelling breaks anything."""
+        """Keys with different spellings are different keys, and no spelling causes an error."""
         for scope in ("", "a|b", "ü☃'\"%:x"):
             claims = [a_claim(key) for key in KEYS]
             claims = [again(claim, id=type(claim.id)(scope, claim.id.key)) for claim in claims]
@@ -85,7 +85,7 @@ class Keeping:
                 assert world.record(claim.id).incarnation == claim.incarnation
 
     def test_long_names_fit(self, world: World) -> None:
-        """Paths, operations, methods and errors of any sensible length, without an error."""
+        """Paths, operations, methods and errors of any sensible length are stored without an error."""
         claim = a_claim(path="/" + "päth/" * 800, operation="o" * 500, method="VERSION-CONTROL")
         lease = world.owned(claim)
         world.settle(lease, model.Doubtful("x" * 5000))
@@ -94,7 +94,7 @@ class Keeping:
         assert record.last_error == "x" * 5000
 
     def test_long_spans_fit(self, world: World) -> None:
-        """A hundred years in microseconds are no overflow."""
+        """A hundred years in microseconds do not overflow."""
         century = 100 * 365 * TTL
         claim = a_claim(lease=century, deadline=2 * century, ttl=3 * century, call_timeout=century)
         lease = world.owned(claim)
@@ -102,7 +102,7 @@ class Keeping:
         assert world.record(claim.id).expires_at == world.clock.now + 3 * century
 
     def test_without_a_clock_the_store_uses_its_own(self, world: World) -> None:
-        """And it is one clock for all of a record's instants, which never runs backwards."""
+        """One clock sets all timestamps of a record, and it never runs backwards."""
         claim = a_claim()
         begun = world.go(request.begin(world.unclocked, claim, Policy()))
         assert isinstance(begun, model.Proceed)
@@ -128,7 +128,7 @@ class Keeping:
         assert world.go(world.unclocked.find(claim.id)).now >= finished
 
     def test_a_worker_is_on_the_roll_until_it_leaves(self, world: World) -> None:
-        """Each beat moves the time at which it was seen; its start stays, and its leaving deletes the row."""
+        """Each heartbeat updates `seen_at` but not the start, and leaving deletes the row."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -152,7 +152,7 @@ class Keeping:
         assert seen() is None
 
     def test_a_worker_that_died_is_forgotten_after_a_time(self, world: World) -> None:
-        """Not before: an operator should see that it died."""
+        """Not earlier: an operator should see that it died."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -183,10 +183,10 @@ def _of(record: model.Record) -> model.Finished:
 
 
 class Recalling:
-    """The short read never says more than the whole record, and says all that an answer needs."""
+    """`recall` agrees with the whole record, and returns everything that a replay needs."""
 
     def test_only_a_completed_record_is_recalled(self, world: World) -> None:
-        """For any other record the short read returns nothing, and the request has to read the whole record (P6)."""
+        """For any other record `recall` returns nothing, and the request reads the whole record (P6)."""
         for state in STATES:
             standing = stand(world, state)
             glimpse = world.go(world.store.recall(standing.claim.id))
@@ -202,7 +202,7 @@ class Recalling:
         assert world.go(world.store.recall(model.RecordId("shop|tenant-2", standing.claim.id.key))) is None
 
     def test_an_answer_is_recalled_byte_for_byte(self, world: World) -> None:
-        """Headers in order and repeated, a body that is no text, and a body that was not kept."""
+        """Headers in order, repeated headers, a binary body, and a body that was not stored."""
         headers = ((b"content-type", b"application/octet-stream"), (b"set-cookie", b"a=\xff"), (b"set-cookie", b"b"))
         for body in (bytes(range(256)), b"", None):
             claim, response = a_claim(), model.StoredResponse(402, headers, body)
@@ -212,7 +212,7 @@ class Recalling:
             assert glimpse.finished.response == response
 
     def test_many_are_recalled_as_each_by_itself(self, world: World) -> None:
-        """In whatever state they are, asked for twice, unknown, and none at all."""
+        """In every state, with duplicates, with keys that do not exist, and with an empty list."""
         ids = [stand(world, state).claim.id for state in (*STATES, model.State.COMPLETED)]
         odd = a_claim('a "quoted" \\ key, with ü and 漢字')
         assert world.settle(world.owned(odd), answered()).ours
@@ -224,7 +224,7 @@ class Recalling:
         assert world.go(world.store.recall_all(())) == {}
 
     def test_a_repeat_hears_what_a_claim_would(self, world: World) -> None:
-        """The same request and another one, until the last microsecond of its life and after it."""
+        """The same request and another one, up to the last microsecond of the ttl and after it."""
         for age, fingerprint, policy in product(
             (0, TTL - 1, TTL), (FINGERPRINT, OTHER_FINGERPRINT), (Policy(), Policy(on_expired=OnExpired.GONE))
         ):
@@ -241,7 +241,7 @@ class Recalling:
                 assert ruled == (verdict if isinstance(verdict, model.Refuse) else None)
 
     def test_what_begins_anew_is_not_recalled(self, world: World) -> None:
-        """Neither while it runs, nor the earlier answer when it has another one (31)."""
+        """Neither while it is running, nor the earlier response once it has a new one (31)."""
         standing = stand(world, model.State.COMPLETED)
         world.advance(TTL)
         lease = world.owned(again(standing.claim))
@@ -250,7 +250,7 @@ class Recalling:
         assert world.go(world.store.recall(lease.id)) == (_of(world.record(lease.id)), world.clock())
 
     def test_the_stores_own_clock_says_how_old_an_answer_is(self, world: World) -> None:
-        """Without a clock of the test's the read brings the store's, as every other one does."""
+        """Without a test clock `recall` returns the store's clock, like every other read."""
         standing = stand(world, model.State.COMPLETED)
         glimpse = world.go(world.unclocked.recall(standing.claim.id))
         assert glimpse is not None

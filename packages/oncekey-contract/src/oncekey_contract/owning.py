@@ -1,4 +1,4 @@
-"""What an owner may write, by heartbeats and settlements; and what the next owner has to prove, and what it keeps."""
+"""What an owner may write with heartbeats and settlements, what the next owner must prove, and what it takes over."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _WRITES: Mapping[model.State | None, Mapping[str, model.State | None]] = Mapping
         None: {},
     }
 )
-"""From each state, the settlements that its owner may still write, and where they lead (7 to 12, U2)."""
+"""By state, the settlements that the owner may still write, and the state that each leads to (7 to 12, U2)."""
 
 _SAID_BEFORE = frozenset({(_C, "completed"), (_F, "retryable"), (_U, "doubtful"), (None, "discarded")})
-"""Repeats of the settlement that brought the record there: nothing is written, and the owner gets a success."""
+"""Repeats of the settlement that led to this state: nothing is written, and the owner gets a success."""
 
 
 class Settling:
-    """What an owner writes is written once, and only by the owner."""
+    """A settlement is written once, and only by the owner."""
 
     def test_completing_stores_the_answer_and_frees_the_record(self, world: World) -> None:
-        """State, answer, times and expiry in one write (7)."""
+        """One write sets state, response, timestamps and expiry (7)."""
         for settlement, outcome in (
             (answered(), model.Outcome.SUCCESS),
             (answered(b"declined", status=402), model.Outcome.FAILURE),
@@ -71,7 +71,7 @@ class Settling:
             assert world.record(claim.id) == settled.snapshot.record
 
     def test_every_settlement_in_every_state(self, world: World) -> None:
-        """The table above, pair by pair: written, said before, or refused without a trace."""
+        """Every pair of the table above: written, a repeat, or refused without any change."""
         for state in STATES:
             for name, settlement in SETTLEMENTS.items():
                 case = (state, name)
@@ -91,7 +91,7 @@ class Settling:
                     assert settled.snapshot.record == before, case
 
     def test_no_settlement_is_written_with_a_false_proof(self, world: World) -> None:
-        """Neither another fence nor another incarnation, in no state (P1, F1)."""
+        """With another fence or another incarnation it is refused in every state (P1, F1)."""
         for state in STATES:
             for name, settlement in SETTLEMENTS.items():
                 standing = stand(world, state)
@@ -103,7 +103,7 @@ class Settling:
                     assert world.find(standing.claim.id).record == before, (state, name)
 
     def test_settling_twice_changes_nothing(self, world: World) -> None:
-        """A cancelled settlement is repeated, and the second finds the first."""
+        """A cancelled settlement is repeated, and the repeat finds the first one."""
         for name in ("completed", "retryable", "doubtful", "discarded"):
             claim = a_claim()
             lease = world.owned(claim)
@@ -116,7 +116,7 @@ class Settling:
             assert world.find(claim.id).record == before, name
 
     def test_a_settlement_whose_reply_was_lost_is_ours(self, world: World) -> None:
-        """Once, or until the flow gives up asking (P7)."""
+        """Whether one reply is lost, or all of them until the flow gives up (P7)."""
         for name, settlement in SETTLEMENTS.items():
             claim = a_claim()
             lease = world.owned(claim)
@@ -128,7 +128,7 @@ class Settling:
             assert (record and record.version) == (None if name == "discarded" else 2), name
 
     def test_a_key_that_was_never_claimed_cannot_be_completed(self, world: World) -> None:
-        """An error of the caller, and no upsert."""
+        """It is an error of the caller; the store does not insert a record."""
         claim = a_claim()
         lease = replace(world.owned(a_claim()), id=claim.id)
 
@@ -138,7 +138,7 @@ class Settling:
         assert world.find(claim.id).record is None
 
     def test_an_owner_whose_lease_ran_out_may_settle_while_nobody_took_over(self, world: World) -> None:
-        """The best evidence there is (U2)."""
+        """The owner has the best evidence of what happened (U2)."""
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(DEADLINE + LEASE)
@@ -147,7 +147,7 @@ class Settling:
         assert isinstance(world.begin(again(claim)), model.Replay)
 
     def test_an_owner_that_was_only_doubted_may_settle_late(self, world: World) -> None:
-        """Doubt does not move the fence, so what the owner knows still counts (8, F35)."""
+        """Becoming unknown does not change the fence, so the owner's result still counts (8, F35)."""
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(LEASE)
@@ -159,7 +159,7 @@ class Settling:
         assert (record.state, record.last_error, record.reconcile_after) == (_C, None, None)
 
     def test_doubt_and_failure_say_why_and_free_the_record(self, world: World) -> None:
-        """No owner and no lease outside of IN_PROGRESS; doubt is to be looked into at once (10, 12)."""
+        """Only IN_PROGRESS has an owner and a lease; an unknown record is due for the reconciler at once (10, 12)."""
         for state, error in ((_F, "provider_refused"), (_U, "provider_timeout")):
             standing = stand(world, state)
             record = world.record(standing.claim.id)
@@ -169,7 +169,7 @@ class Settling:
             assert record.reconcile_after == (world.clock.now if state is _U else None)
 
     def test_a_claim_taken_back_leaves_a_fresh_key(self, world: World) -> None:
-        """As if it had never been used: the next one starts at the beginning (9)."""
+        """The next request with the key executes as a new one (9)."""
         standing = stand(world, None)
 
         lease = world.owned(again(standing.claim))
@@ -178,7 +178,7 @@ class Settling:
         assert not world.settle(standing.lease, answered()).ours
 
     def test_a_replay_reads_and_writes_nothing(self, world: World) -> None:
-        """However often a request asks, and whichever request it is."""
+        """However many requests replay it."""
         standing = stand(world, model.State.COMPLETED)
         before = world.record(standing.claim.id)
         for _ in range(3):
@@ -188,10 +188,10 @@ class Settling:
 
 
 class Renewing:
-    """A heartbeat moves the end of a lease, and nothing else."""
+    """A heartbeat changes the end of the lease, and nothing else."""
 
     def test_renewing_moves_the_end(self, world: World) -> None:
-        """From now on, for as long as it says (4)."""
+        """The lease ends the given time from now (4)."""
         claim = a_claim()
         lease = world.owned(claim)
         before = world.record(claim.id)
@@ -201,7 +201,7 @@ class Renewing:
         assert world.record(claim.id) == replace(before, lease_until=now + LEASE, version=2)
 
     def test_renewing_stops_at_the_deadline(self, world: World) -> None:
-        """A hung handler does not live for ever (P5, F9)."""
+        """A hung handler does not keep its lease forever (P5, F9)."""
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(DEADLINE - model.SECOND)
@@ -221,7 +221,7 @@ class Renewing:
         assert world.renew(lease, LEASE) == now + LEASE
 
     def test_renewing_is_for_the_owner_of_a_record_in_progress(self, world: World) -> None:
-        """Not after a settlement, not with a false proof, not for a row that is gone (P1, P3)."""
+        """Refused after a settlement, with a wrong proof, and for a deleted row (P1, P3)."""
         for state in STATES:
             standing = stand(world, state)
             before = world.find(standing.claim.id).record
@@ -233,7 +233,7 @@ class Renewing:
             assert world.find(standing.claim.id).record == before, state
 
     def test_a_renewal_whose_reply_was_lost_is_made_again(self, world: World) -> None:
-        """Once more does no harm."""
+        """Renewing twice is harmless."""
         claim = a_claim()
         lease = world.owned(claim)
         world.lose_reply("renew")
@@ -242,10 +242,10 @@ class Renewing:
 
 
 class TakingOver:
-    """The next owner proves which version it has read, and raises the fence."""
+    """The next owner proves which version it has read, and increments the fence."""
 
     def test_a_stale_lease_of_what_may_run_again_is_taken_over(self, world: World) -> None:
-        """Same incarnation, next fence, next attempt, new lease; the rest is kept (13)."""
+        """The incarnation stays; fence and attempts are incremented; the lease is new; the rest is kept (13)."""
         claim = a_claim()
         world.owned(claim)
         before = world.record(claim.id)
@@ -268,7 +268,7 @@ class TakingOver:
         assert world.record(claim.id) == verdict.record
 
     def test_a_stale_lease_of_what_nobody_may_repeat_becomes_unknown(self, world: World) -> None:
-        """One request marks it unknown, and all get the same answer; the fence stays for the late owner (15)."""
+        """One request marks it unknown, and all receive the same verdict; the fence stays for a late owner (15)."""
         claim = a_claim(effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN)
         world.owned(claim)
         before = world.record(claim.id)
@@ -291,7 +291,7 @@ class TakingOver:
         assert world.record(claim.id) == doubted
 
     def test_a_stale_lease_that_counts_as_failed_is_an_operators_at_once(self, world: World) -> None:
-        """It becomes unknown, and no resolver is asked about it (15)."""
+        """It becomes unknown, and no resolver is called for it (15)."""
         claim = a_claim(effects=model.Effects.INLINE, recovery=model.Recovery.FAIL)
         world.owned(claim)
         world.advance(LEASE)
@@ -304,7 +304,7 @@ class TakingOver:
         assert record.reconcile_after is None
 
     def test_what_provably_did_not_happen_is_taken_over_at_once(self, world: World) -> None:
-        """The error is forgotten, the fence is not (16)."""
+        """The error is cleared, the fence continues (16)."""
         standing = stand(world, model.State.FAILED_RETRYABLE)
 
         verdict = world.begin(again(standing.claim))
@@ -316,7 +316,7 @@ class TakingOver:
         assert verdict.record.incarnation == standing.claim.incarnation
 
     def test_taking_over_keeps_the_first_fingerprint_and_takes_on_its_own_effects(self, world: World) -> None:
-        """The successor works for the same request; nothing was done yet, so its own crash is what counts (P2)."""
+        """The successor runs the same request; nothing was done yet, so its own effects apply after a crash (P2)."""
         standing = stand(world, model.State.FAILED_RETRYABLE)
         seen = world.record(standing.claim.id)
         other = again(
@@ -343,7 +343,7 @@ class TakingOver:
         """Version and incarnation are compared in the statement that writes (P1)."""
         for state in STATES:
             standing = stand(world, state)
-            world.advance(TTL)  # a lease and an expiry that are over would allow each of these
+            world.advance(TTL)  # an expired lease and an expired record would allow each of these
             now = world.find(standing.claim.id).record
             seen = now or world.record(stand(world, model.State.FAILED_RETRYABLE).claim.id)
             for blind in (
@@ -359,7 +359,7 @@ class TakingOver:
             assert world.find(standing.claim.id).record == now, state
 
     def test_a_heartbeat_beats_a_taker_that_looked_before_it(self, world: World) -> None:
-        """A lease that came back to life is not taken (4)."""
+        """A renewed lease is not taken over (4)."""
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(LEASE)
@@ -372,7 +372,7 @@ class TakingOver:
         assert world.record(claim.id).fence == 1
 
     def test_an_answer_beats_a_taker_that_looked_before_it(self, world: World) -> None:
-        """What was stored after the look is not wiped; it is replayed (V in 13 and 16)."""
+        """A response stored after the read is not overwritten but replayed (V in 13 and 16)."""
         claim = a_claim()
         lease = world.owned(claim)
         world.advance(LEASE)
@@ -408,7 +408,7 @@ class TakingOver:
         assert world.record(claim.id) == before
 
     def test_each_failure_can_be_retried(self, world: World) -> None:
-        """Fence, attempts and version count on."""
+        """Fence, attempts and version keep counting."""
         claim = a_claim()
         lease = world.owned(claim)
         turns = 4

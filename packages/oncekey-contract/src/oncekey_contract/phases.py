@@ -31,7 +31,7 @@ class Stepping:
     """A finished phase is stored with its rows, by its owner, once."""
 
     def test_a_finished_phase_moves_the_memo_the_recovery_point_and_the_lease(self, world: World) -> None:
-        """In one write; everything else stays (5)."""
+        """One write changes all three; everything else stays (5)."""
         claim, lease = begun(world)
         before = world.record(claim.id)
         assert before.recovery_point == STARTED
@@ -48,7 +48,7 @@ class Stepping:
         assert world.record(claim.id) == second.record
 
     def test_a_phase_neither_shortens_its_lease_nor_passes_the_deadline(self, world: World) -> None:
-        """A long phase keeps what it has; a hung handler does not live for ever (P5, F9)."""
+        """A long phase keeps its lease; a hung handler does not keep it forever (P5, F9)."""
         claim, lease = begun(world)
         assert world.checkpoint(lease, (), (ORDER,), 1) is not None
         assert world.record(claim.id).lease_until == lease.lease_until
@@ -57,7 +57,7 @@ class Stepping:
         assert world.record(claim.id).lease_until == lease.deadline
 
     def test_a_phase_is_rolled_back_with_its_transaction(self, world: World) -> None:
-        """Where a driver shares one (H1)."""
+        """If the driver shares one with the application (H1)."""
         claim, lease = begun(world)
         before = world.record(claim.id)
 
@@ -67,7 +67,7 @@ class Stepping:
         assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
 
     def test_a_phase_is_written_over_what_was_seen_and_over_nothing_else(self, world: World) -> None:
-        """Neither with a false proof, nor over another memo, nor beside an open call (P1, H1)."""
+        """Refused with a wrong proof, over another memo, or while a call is open (P1, H1)."""
         claim, lease = begun(world)
         assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
         before = world.record(claim.id)
@@ -92,7 +92,7 @@ class Stepping:
             assert world.record(claim.id) == before
 
     def test_the_recovery_point_goes_from_start_to_finish(self, world: World) -> None:
-        """Step by step, and it is finished with its answer."""
+        """It advances step by step, and finishes with the response."""
         claim, lease = announced(world)
         points = [world.record(claim.id).recovery_point]
         assert world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)) is not None
@@ -103,7 +103,7 @@ class Stepping:
         assert world.record(claim.id).memo == (ORDER, CHARGE)
 
     def test_the_longest_name_of_a_phase_fits(self, world: World) -> None:
-        """It is the record's recovery point, and comes back as it was."""
+        """It is the record's recovery point, and is read back unchanged."""
         claim, lease = begun(world)
         phase = replace(ORDER, name="ü" * LONGEST_NAME)
 
@@ -113,7 +113,7 @@ class Stepping:
         assert (record.memo, record.recovery_point) == ((phase,), phase.name)
 
     def test_a_phase_whose_commit_got_no_reply_is_found_or_not(self, world: World) -> None:
-        """The record says what happened, and an owner that was replaced gets an error (P7)."""
+        """The record shows which, and an owner that was replaced gets an error (P7)."""
         phases = world.store.phases
         claim, lease = begun(world)
         world.lose_reply("checkpoint")
@@ -131,10 +131,10 @@ class Stepping:
 
 
 class Announcing:
-    """An owner announces each call before it makes it, and cannot go on past an open announcement."""
+    """An owner announces each call before making it, and cannot continue while the announcement is open."""
 
     def test_a_first_announcement_says_when_it_may_be_sent_and_repeated(self, world: World) -> None:
-        """By the store's clock; the lease lasts longer than the call (5, H2, H3)."""
+        """Both times are by the store's clock; the lease outlasts the call (5, H2, H3)."""
         for call, until in ((CALL, None), (REPEATABLE, WINDOW)):
             claim, lease = begun(world, lease=SECOND)
             before = world.record(claim.id)
@@ -155,7 +155,7 @@ class Announcing:
             assert world.record(claim.id) == expected
 
     def test_an_announcement_does_not_shorten_a_lease_and_may_pass_the_deadline(self, world: World) -> None:
-        """A call that was begun is waited for (H2)."""
+        """A call that has started is allowed to end (H2)."""
         claim, lease = announced(world)
         assert world.record(claim.id).lease_until == lease.lease_until
         claim, lease = begun(world)
@@ -164,7 +164,7 @@ class Announcing:
         assert world.record(claim.id).lease_until == now + BUSY
 
     def test_a_repetition_is_counted_and_its_window_is_that_of_the_first(self, world: World) -> None:
-        """Each send is announced; what is safe was decided by the first (H3, F23)."""
+        """Each send is announced; the first one fixed until when repeating is safe (H3, F23)."""
         claim, lease = announced(world, REPEATABLE)
         before = world.record(claim.id)
         assert before.intent is not None
@@ -180,7 +180,7 @@ class Announcing:
         )
 
     def test_nothing_is_sent_twice_that_may_not_be(self, world: World) -> None:
-        """Not without a window, not after it, not with other parameters, not instead of an open call (F23, H2)."""
+        """Refused without a window, after it, with other parameters, or in place of an open call (F23, H2)."""
         second = replace(REPEATABLE, sends=2)
         for name, first, wait, wanted in (
             ("no window", CALL, 0, second),
@@ -198,7 +198,7 @@ class Announcing:
             assert world.record(claim.id) == before, name
 
     def test_an_announcement_proves_what_a_phase_proves(self, world: World) -> None:
-        """Fence, incarnation, state, memo; and what was never announced has no second send (P1)."""
+        """Fence, incarnation, state and memo; and a call that was never announced has no second send (P1)."""
         claim, lease = begun(world)
         before = world.record(claim.id)
         announce = world.store.phases.announce
@@ -215,7 +215,7 @@ class Announcing:
             assert world.record(claim.id) == before
 
     def test_an_announcement_whose_reply_was_lost_is_ours_and_counts_once(self, world: World) -> None:
-        """The owner sent nothing in between, so repeating the announcement is no second send (P7)."""
+        """The owner sent nothing in between, so repeating the announcement does not count as a second send (P7)."""
         for losses in (1, 3):
             claim, lease = begun(world)
             world.lose_reply("announce", losses)
@@ -225,14 +225,14 @@ class Announcing:
             assert (world.record(claim.id).version, intent_of(world.record(claim.id)).sends) == (2, 1)
 
     def test_an_announcement_is_not_ours_once_the_record_was_doubted(self, world: World) -> None:
-        """The record has the same announcement, and yet the owner may send nothing any more (U1)."""
+        """The record has the same announcement, but the owner may no longer send anything (U1)."""
         _, lease = begun(world)
         assert world.go(world.store.phases.announce(lease, (), (), REPEATABLE)) is not None
         world.before("announce", lambda: world.settle(lease, Doubtful("swept")))
         assert world.go(world.store.phases.announce(lease, (), (), REPEATABLE)) is None
 
     def test_a_first_announcement_is_taken_back_and_the_record_goes_on(self, world: World) -> None:
-        """What was provably never sent leaves no doubt (33, ADR 0011)."""
+        """A call that was provably never sent does not make the outcome unknown (33, ADR 0011)."""
         for losses in (0, 1, 3):
             claim, lease = announced(world)
             before = world.record(claim.id)
@@ -247,7 +247,7 @@ class Announcing:
             assert world.settle(lease, HandedBack("not_executed")).ours
 
     def test_no_other_announcement_is_taken_back(self, world: World) -> None:
-        """Not the second, not another owner's, not one that was settled, not of other effects (33, F24)."""
+        """Not a second one, another owner's, a settled one, or one of a record with other effects (33, F24)."""
         withdraw = world.store.phases.withdraw
         second, owner = announced(world, REPEATABLE)
         assert world.go(world.store.phases.announce(owner, (ORDER,), (ORDER,), replace(REPEATABLE, sends=2)))
@@ -268,7 +268,7 @@ class Announcing:
         assert world.record(claim.id) == before
 
     def test_there_is_nothing_to_take_back_of_a_record_that_moved_on(self, world: World) -> None:
-        """An owner that gets "gone" here goes on, so it must still be the owner of a record in progress."""
+        """An owner that gets "gone" here continues, so it must still own a record in progress."""
         for settlement in (HandedBack("x"), Doubtful("x"), answered()):
             _, lease = begun(world)
             assert world.settle(lease, settlement).ours

@@ -1,11 +1,11 @@
-"""Every move compares what its mover has read, and reads and writes the one record that it is about.
+"""Every move compares the values that its caller has read, and reads and writes only its own record.
 
 For each move some records are planted on which the table allows it. Each has neighbours in another scope and under
-another key: two that are otherwise the same, and some with another memo or open call. The mover then gives another
-version, fence, incarnation or memo than the record has, as it does if another writer came between its read and its
-write: the store must refuse. It must also refuse the move on a neighbour that does not allow it. With what the record
-has, the store must write the record, change none of the neighbours, and take nothing from them. A move also leaves no
-row behind that belongs to no record (`World.leftovers`).
+another key: two that are otherwise equal, and some with another memo or open call. The caller then passes another
+version, fence, incarnation or memo than the record has, as if another writer had come between its read and its write:
+the store must refuse. It must also refuse the move on a neighbour that does not allow it. With the right values the
+store must write the record, and neither change its neighbours nor copy anything from them. A move must not leave rows
+without a record (`World.leftovers`).
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
     from oncekey_contract.world import World
 
 _FEW: Final = 5
-"""So many records are tried for each state that a move leaves from."""
+"""How many records are tried for each state in which a move starts."""
 STEPS: Final = frozenset({"checkpoint", "announce", "result"})
-"""Moves that compare the memo, which a resolver may have added to."""
+"""Moves that compare the memo, because a resolver may have extended it."""
 _ONE_COMMIT: Final = "finish what failed"
-"""It keeps nothing of the attempts before: only records in which nothing was done are finished like this."""
+"""This move keeps nothing of earlier attempts: it is only for records without finished steps."""
 DONE: Final = (model.MemoEntry("stranger", model.EntryKind.PHASE, "9"),)
 _OTHER: Final = (model.MemoEntry("another", model.EntryKind.PHASE, "8"),)
 
 
 class Proving:
-    """No move is written on less proof than the table asks for, nor to another record."""
+    """No move is written with less proof than the table requires, or to another record."""
 
     def test_every_move_proves_what_it_has_read(self, world: World) -> None:
-        """Version, fence, incarnation and memo, one wrong at a time (P1, F1)."""
+        """Version, fence, incarnation and memo: each is wrong in turn (P1, F1)."""
         kinds = tuple(records(world.clock.now))
         wrong = [line for move in MOVES for line in unproved(world, move, kinds)]
         assert not wrong, "\n".join(wrong)
 
     def test_every_move_leaves_nothing_behind(self, world: World) -> None:
-        """What hangs on a record goes or changes with it."""
+        """Rows that belong to a record are deleted or changed with it."""
         kinds = tuple(records(world.clock.now))
         wrong = [line for move in MOVES for line in left_behind(world, move, kinds)]
         assert not wrong, "\n".join(wrong)
 
 
 def unproved(world: World, move: Walked, kinds: Sequence[model.Record]) -> list[str]:
-    """What the store writes and must not, or must write and does not, when this move is tried."""
+    """The errors of the store for this move: it wrote although it must not, or did not although it must."""
     wrong: list[str] = []
     tries: list[tuple[Flow[bool], Sequence[dict[str, object]]]] = []
     planted: list[model.Record] = []
@@ -81,7 +81,7 @@ def unproved(world: World, move: Walked, kinds: Sequence[model.Record]) -> list[
 
 
 def chosen(move: Walked, kinds: Sequence[model.Record], now: model.Instant) -> Iterator[model.Record]:
-    """Some records of each state on which the table allows the move, as different as there are, under new keys."""
+    """Some records of each state on which the table allows the move, as varied as possible, under new keys."""
     fits = [record for record in kinds if move.expected(record, now)]
     for source in {row.source for row in move.rows}:
         near = [record for record in fits if record.state is source]
@@ -92,7 +92,7 @@ def chosen(move: Walked, kinds: Sequence[model.Record], now: model.Instant) -> I
 def _forged(
     move: Walked, record: model.Record, strangers: Sequence[model.Record]
 ) -> Iterator[tuple[model.Record, str]]:
-    """The record as a mover has it that read before another writer wrote."""
+    """The record as read by a caller before another writer changed it."""
     for incarnation in (uuid.uuid4(), *(one.incarnation for one in strangers)):
         yield replace(record, incarnation=incarnation), "incarnation"
     if by_owner(move):
@@ -106,12 +106,12 @@ def _forged(
 
 
 def by_owner(move: Walked) -> bool:
-    """Whether the move proves the fence; else it proves the version that was read."""
+    """Whether the move proves the fence; otherwise it proves the version that was read."""
     return {row.proof for row in move.rows} <= {Proof.OWNER, Proof.OWNER_AND_PARCEL}
 
 
 def _others(record: model.Record) -> tuple[model.Record, model.Record]:
-    """The same in another scope, and under another key."""
+    """The same record in another scope, and under another key."""
     scope, key = record.id.scope, record.id.key
     return (
         replace(record, id=model.RecordId(f"{scope}-other", key)),
@@ -120,7 +120,7 @@ def _others(record: model.Record) -> tuple[model.Record, model.Record]:
 
 
 def _strangers(record: model.Record, now: model.Instant) -> Iterator[model.Record]:
-    """Records that differ in what was done, each once in another scope and once under another key."""
+    """Records with other finished steps, each once in another scope and once under another key."""
     call = model.Intent("charge", "oncekey-7", "d1", 1, now - model.SECOND, now, None)
     done = replace(record, memo=() if record.memo else DONE)
     called = replace(record, intent=None if record.intent else call)
@@ -145,7 +145,7 @@ def _alone(world: World, flow: Flow[bool], move: Walked, record: model.Record, w
     moved = (yield from world.store.find(record.id)).record
     if moved is not None and moved.incarnation == record.incarnation:
         if moved.reconcile_tries < record.reconcile_tries and move.name != _ONE_COMMIT:
-            wrong.append(f"{move.name} forgets how often a resolver has tried: {facts_of(record)}")
+            wrong.append(f"{move.name} resets the number of resolver tries: {facts_of(record)}")
         if not record.memo and set(moved.memo) & set(DONE):
             wrong.append(f"{move.name} takes the memo of another record: {facts_of(record)}")
     for other in _others(record):

@@ -1,4 +1,4 @@
-"""Phased records: results, handing back, and what a resumed owner finds."""
+"""Phased records: results of calls, handing back, and what the next owner finds."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _F, _U = State.FAILED_RETRYABLE, State.UNKNOWN
 
 
 class Resulting:
-    """The result of a call is the best evidence, and the store accepts it from an owner that was not replaced."""
+    """The result of a call is the best evidence: the store accepts it from any owner that was not replaced."""
 
     def test_a_result_is_stored_and_closes_the_call(self, world: World) -> None:
-        """From in progress, from doubt, and from a record that was handed back (6, U2, F35)."""
+        """From in progress, from unknown, and from a record that was handed back (6, U2, F35)."""
         for state, settlement in ((None, None), (_U, Doubtful("swept")), (_F, HandedBack("stopped"))):
             claim, lease = announced(world, REPEATABLE)
             if settlement is not None:
@@ -58,7 +58,7 @@ class Resulting:
             assert world.settle(lease, answered()).ours, state
 
     def test_a_late_result_gets_no_lease_past_the_deadline(self, world: World) -> None:
-        """The store accepts the result all the same; another rule decides who goes on (P5)."""
+        """The store still accepts the result; another rule decides who resumes (P5)."""
         claim, lease = announced(world)
         world.advance(DEADLINE - SECOND)
         assert world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)) is not None
@@ -69,7 +69,7 @@ class Resulting:
         assert world.record(claim.id).lease_until == now
 
     def test_a_replaced_owner_stores_no_result(self, world: World) -> None:
-        """Its successor has made the call, or doubts it (P1, P3)."""
+        """Its successor has made the call, or marked it unknown (P1, P3)."""
         claim, lease = announced(world, replace(CALL, repeatable=10 * DEADLINE))
         stolen(world, claim)
         before = world.record(claim.id)
@@ -77,7 +77,7 @@ class Resulting:
         assert world.record(claim.id) == before
 
     def test_a_result_is_not_written_over_another(self, world: World) -> None:
-        """A resolver gives the result without a new fence, and the late owner has another (20, F35)."""
+        """A resolver stores a result without a new fence, and the late owner has a different one (20, F35)."""
         for settlement in (None, HandedBack("resolved"), Doubtful("again")):
             claim, lease = announced(world)
             assert world.go(world.store.phases.result(lease, (ORDER,), (ORDER, OTHER_CHARGE), LEASE)) is not None
@@ -88,7 +88,7 @@ class Resulting:
             assert world.record(claim.id) == before
 
     def test_a_result_proves_what_a_phase_proves(self, world: World) -> None:
-        """Fence and incarnation; never over an answer; of phased records only (P1, P2)."""
+        """Fence and incarnation; never over a response; only for phased records (P1, P2)."""
         result = world.store.phases.result
         claim, lease = announced(world)
         before = world.record(claim.id)
@@ -104,7 +104,7 @@ class Resulting:
             assert world.record(claim.id) == before
 
     def test_a_result_whose_reply_was_lost_is_ours(self, world: World) -> None:
-        """The record has the result that the owner wanted to write (P7)."""
+        """The record already has the result that the owner writes (P7)."""
         for losses in (1, 3):
             claim, lease = announced(world)
             version = world.record(claim.id).version
@@ -116,10 +116,10 @@ class Resulting:
 
 
 class HandingBack:
-    """The record keeps the finished steps, and a next owner goes on."""
+    """The record keeps the finished steps, and the next owner resumes."""
 
     def test_handing_back_keeps_what_is_done_and_says_when_to_go_on(self, world: World) -> None:
-        """With or without a call that may be repeated (11, H6)."""
+        """With or without an open call that may be repeated (11, H6)."""
         for call in (None, REPEATABLE):
             claim, lease = begun(world) if call is None else announced(world, call)
             before = world.record(claim.id)
@@ -141,7 +141,7 @@ class HandingBack:
             assert world.record(claim.id) == expected
 
     def test_a_call_that_may_not_be_repeated_is_not_handed_back(self, world: World) -> None:
-        """The call is in doubt, and its owner reports that (F23)."""
+        """The outcome of the call is unknown, and its owner reports that (F23)."""
         for call, wait in ((CALL, 0), (REPEATABLE, WINDOW)):
             claim, lease = announced(world, call)
             world.advance(wait)
@@ -151,7 +151,7 @@ class HandingBack:
             assert world.settle(lease, Doubtful("call_uncertain")).ours
 
     def test_only_the_owner_of_a_phased_record_hands_it_back(self, world: World) -> None:
-        """Others run again from their beginning, or not at all (P1, P2)."""
+        """Records with other effects run again from the beginning, or not at all (P1, P2)."""
         claim, lease = begun(world)
         before = world.record(claim.id)
         for forged in forgeries(lease):
@@ -174,14 +174,14 @@ class HandingBack:
             assert world.record(claim.id) == before
 
     def test_what_is_not_to_be_resumed_is_not_handed_back(self, world: World) -> None:
-        """What a lease that ran out means was stored with the claim, and an owner cannot change it (P2)."""
+        """The claim stored what an expired lease means, and an owner cannot change it (P2)."""
         claim, lease = begun(world, recovery=Recovery.UNKNOWN)
         before = world.record(claim.id)
         assert not world.settle(lease, HandedBack("x")).ours
         assert world.record(claim.id) == before
 
     def test_a_spared_attempt_is_given_back_once(self, world: World) -> None:
-        """A stop is not the handler's failure, however often its reply is lost (H6)."""
+        """A stop does not count as an attempt, however often its reply is lost (H6)."""
         for counted, attempts in ((True, 1), (False, 0)):
             claim, lease = begun(world)
             world.lose_reply("settle", 2)
@@ -191,7 +191,7 @@ class HandingBack:
             assert world.owned(again(claim)).attempt == attempts + 1
 
     def test_the_next_owner_finds_everything_and_goes_on(self, world: World) -> None:
-        """Memo, open call and request are there; the error is not (16)."""
+        """Memo, open call and request are kept; the error is cleared (16)."""
         claim, lease = announced(world, REPEATABLE)
         assert world.settle(lease, HandedBack("stopped", resume_after=SECOND)).ours
         before = world.record(claim.id)
@@ -210,7 +210,7 @@ class HandingBack:
         assert world.settle(successor, answered()).ours
 
     def test_nothing_is_answered_while_a_call_is_open(self, world: World) -> None:
-        """Neither now nor late, and nothing is forgotten either (7, 8, 9, 10, F5, F6)."""
+        """Neither on time nor late, and nothing is deleted either (7, 8, 9, 10, F5, F6)."""
         for settlement in (None, Doubtful("x"), HandedBack("x")):
             claim, lease = announced(world, REPEATABLE)
             if settlement is not None:
@@ -219,7 +219,7 @@ class HandingBack:
             for refused in (answered(), Retryable("y"), Discarded()):
                 assert not world.settle(lease, refused).ours, (settlement, refused)
             assert world.record(claim.id) == before
-        # Also before the first finished phase, when there is nothing else to forget.
+        # Also before the first finished phase, when there is nothing else to lose.
         claim, lease = begun(world)
         assert world.go(world.store.phases.announce(lease, (), (), CALL)) is not None
         before = world.record(claim.id)
@@ -228,7 +228,7 @@ class HandingBack:
         assert world.record(claim.id) == before
 
     def test_what_is_done_is_neither_forgotten_nor_answered_for(self, world: World) -> None:
-        """A finished phase is no fresh key, and what is to be resumed is not settled late (8, 9, 10)."""
+        """A key with a finished phase is not released as new, and a resumable record is not settled late (8, 9, 10)."""
         claim, lease = begun(world)
         assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
         before = world.record(claim.id)
@@ -241,10 +241,10 @@ class HandingBack:
 
 
 class Remembering:
-    """The stored request, with which a retry or the completer goes on."""
+    """The stored request, from which a retry or the completer resumes."""
 
     def test_a_request_is_kept_until_there_is_an_answer(self, world: World) -> None:
-        """Byte for byte, over take-overs and doubt (H7)."""
+        """Byte for byte, through take-overs and unknown outcomes (H7)."""
         claim, lease = begun(world)
         assert world.record(claim.id).request == REQUEST
         assert world.settle(lease, HandedBack("x")).ours
@@ -257,7 +257,7 @@ class Remembering:
         assert world.record(claim.id).request is None
 
     def test_whoever_takes_over_what_was_begun_takes_it_as_it_is(self, world: World) -> None:
-        """With a step done, what a crash means stays what it was; with nothing done it is the new owner's word (P2)."""
+        """With a finished step the stored effects stay; without one the new owner's effects replace them (P2)."""
         changes: dict[str, Any] = {"effects": Effects.INLINE, "recovery": Recovery.UNKNOWN, "call_timeout": 1}
         for steps, kept in (((ORDER,), True), ((), False)):
             claim, lease = begun(world)
@@ -271,7 +271,7 @@ class Remembering:
                 assert getattr(after, name) == (getattr(before, name) if kept else value), (steps, name)
 
     def test_a_key_that_starts_anew_has_its_own_request(self, world: World) -> None:
-        """Or none."""
+        """Or none, if the new claim has none."""
         for request in (b"the new one", None):
             claim, lease = begun(world)
             assert world.settle(lease, Retryable("x")).ours
@@ -280,7 +280,7 @@ class Remembering:
             assert world.record(claim.id).request == request
 
     def test_most_records_keep_no_request(self, world: World) -> None:
-        """The completer does not go on with them."""
+        """The completer does not resume them."""
         claim = a_claim()
         world.owned(claim)
         assert world.record(claim.id).request is None

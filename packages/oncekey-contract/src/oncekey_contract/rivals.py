@@ -1,7 +1,7 @@
 """Another writer between a read and its write.
 
-Verbs bring about records in several states. On each, every move that the table allows is tried, and just before its
-write another writer moves the same record. The store must write the move exactly if the table still allows it, by the
+The scenarios create records in several states. On each, every move that the table allows is tried, and just before its
+write another writer moves the same record. The store must write the move exactly if the table still allows it for the
 record that the other writer left.
 """
 
@@ -79,20 +79,20 @@ STARTS: Final[Mapping[str, tuple[Start, tuple[str, ...]]]] = MappingProxyType(
         "completed and expired": (_stood(model.State.COMPLETED, *_LOCAL, later=2 * TTL), ("supersede",)),
     }
 )
-"""Records, and what the other writer does to each: the owner, the next owner, a sweeper or an operator."""
+"""Records, and the moves of the other writer on each: the owner, the next owner, a sweeper or an operator."""
 
 
 class Rivals:
-    """A write that came first is never overwritten by a writer that has not read it."""
+    """A write is never overwritten by a writer that has not read it."""
 
     def test_another_writer_comes_between_a_read_and_its_write(self, world: World) -> None:
-        """Every move, with another one just before its write (P1, F1)."""
+        """Every move is tried with another one just before its write (P1, F1)."""
         wrong = [line for name in STARTS for line in outdone(world, name)]
         assert not wrong, "\n".join(wrong)
 
 
 def outdone(world: World, name: str) -> Iterator[str]:
-    """What the store did against the table, for records that begin like this."""
+    """The store's violations of the table, for records that begin like this."""
     start, rivals = STARTS[name]
     sample = world.record(start(world))
     now = world.clock.now
@@ -106,7 +106,7 @@ def outdone(world: World, name: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class _Tried:
-    """One move that has another just before its write."""
+    """One move, with another one just before its write."""
 
     world: World
     move: Walked
@@ -116,13 +116,13 @@ class _Tried:
     came: bool = False
 
     def wrong(self) -> str | None:
-        """What the store did against the table."""
+        """The store's violation of the table, if any."""
         flow = self.move.tried(self.world.store, self.record)
         assert flow is not None
         self.world.between(self._come)
         self.world.go(flow)
         if not self.came:
-            return "it wrote without a statement that writes"
+            return "it wrote without a writing statement"
         there = self.world.find(self.record.id).record
         written = there != self.between
         if written == self._right():
@@ -138,7 +138,7 @@ class _Tried:
         self.came = True
 
     def _right(self) -> bool:
-        """Whether the proof still fits, and the table allows the move on what is there."""
+        """Whether the proof still matches, and the table allows the move on the current record."""
         seen, there = self.record, self.between
         if there is None or seen.incarnation != there.incarnation:
             return False

@@ -1,13 +1,13 @@
-"""Compares a store with TRANSITIONS: a walk over every row and every combination of what its guards look at.
+"""Compares a store with TRANSITIONS: a walk over every row and every combination of facts that its guards read.
 
 The walk plants each record directly, because reaching it by requests would take too long, and tries each move on it.
-The store has to accept the move exactly if the store's guards of one of its rows hold; the guards for which the mover
-answers are taken as the mover says. So a store that checks less than the table, or more, fails here with the very
-record. If a store shares transactions, all tries of a move are made in one that is rolled back.
+The store has to accept the move exactly if the store's guards of one of its rows hold; guards that the caller checks
+are taken as checked. So a store that checks less than the table, or more, fails here with the record in question. If a
+store shares transactions, all tries of a move are made in one that is rolled back.
 
-Effects, recovery, memo and open call are combined in every way. No guard looks at two clocks of a record, so of lease,
-deadline and expiry one at a time is over. From a state that no row of a move leaves from, every thirteenth record is
-tried: nothing but the state can make those differ. The world must have no other records.
+Effects, recovery, memo and open call are combined in every way. No guard reads two times of a record, so only one of
+lease, deadline and expiry is in the past at a time. For states in which no row of a move starts, every thirteenth
+record is tried, because only the state matters there. The world must have no other records.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Try: TypeAlias = "Callable[[Store, model.Record], Flow[bool] | None]"
 """Tries a move, and returns whether the store wrote it; None: this store has no such move."""
 
 UNWALKED: Final[Mapping[int, str]] = MappingProxyType({})
-"""Rows that the walk leaves out, and why. The list may only become shorter."""
+"""Rows that the walk omits, with the reason. The list may only become shorter."""
 
 EXCEPTIONS: Final[Mapping[str, str]] = MappingProxyType({})
-"""Moves of the shipped stores that accept more or less than the table, and why. The list may only become shorter."""
+"""Moves of the shipped stores that accept more or less than the table, with the reason. It may only become shorter."""
 
 _MEMO = (model.MemoEntry("order", model.EntryKind.PHASE, "7"),)
 _CHARGE = model.MemoEntry("charge", model.EntryKind.CALL, '"ch_1"')
@@ -55,7 +55,7 @@ _RECOVERIES: Final = (model.Recovery.RETRY, model.Recovery.RESUME, model.Recover
 
 
 def records(now: model.Instant) -> Iterator[model.Record]:
-    """One record for every combination of what a guard looks at, as the store's clock says `now`."""
+    """One record for every combination of facts that a guard reads, when the store's clock is at `now`."""
     intents = (
         None,
         _intent(now, None),
@@ -91,7 +91,7 @@ def _clocks(
 
 
 def planting(cells: Cells) -> Plant:
-    """A function that plants records in a store of cells: by a swap, whatever is there."""
+    """A function that plants records in a store of cells, by unconditional swaps."""
 
     def plant(planted: Sequence[Mapping[str, Any]]) -> None:
         for cell in planted:
@@ -124,21 +124,21 @@ def cell_of(record: model.Record) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Walked:
-    """One move of a store, and the rows that it writes."""
+    """One move of a store, and its rows in the table."""
 
     name: str
     rows: tuple[Transition, ...]
     tried: Try
     effects: model.Effects = model.Effects.LOCAL
-    """The effects of the request that makes the move, if the move begins a new life."""
+    """The effects of the request that makes the move, if the move starts a new incarnation."""
 
     def expected(self, record: model.Record, now: model.Instant) -> bool:
-        """Whether the table makes the store accept it."""
+        """Whether the table requires the store to accept it."""
         facts = Facts(record, now, effects=self.effects, phase="charge")
         return any(upheld(row, facts) for row in self.rows)
 
     def meant(self, planted: Sequence[model.Record]) -> list[model.Record]:
-        """All records of the states that its rows leave from, and some of the others."""
+        """All records of the states in which its rows start, and some of the others."""
         sources = {row.source for row in self.rows}
         near = [record for record in planted if record.state in sources]
         return near + [record for record in planted if record.state not in sources][::_STRIDE]
@@ -186,7 +186,7 @@ def _intent(now: model.Instant, until: model.Instant | None, *, sends: int = 1) 
 
 
 def _written(snapshot: model.Snapshot | None, seen: model.Record) -> bool:
-    """Whether the store wrote: if it only read, the version is the one that was there."""
+    """Whether the store wrote: if it only read, the version has not changed."""
     there = None if snapshot is None else snapshot.record
     return there is not None and there.version == seen.version + 1
 
@@ -217,7 +217,7 @@ def _renewing(store: Store, seen: model.Record) -> Flow[bool]:
 def _settling(made: Callable[[model.Record], model.Settlement]) -> Try:
     def tried(store: Store, seen: model.Record) -> Flow[bool]:
         def body() -> Body[bool]:
-            # A settlement that is refused reads the record and is sent again; its first statement shows enough.
+            # A refused settlement reads the record and is repeated; its first statement is enough.
             steps = store.settling(replace(model.Lease.of(seen), alone=False), made(seen))
             rows = yield next(steps)
             steps.close()
@@ -268,7 +268,7 @@ def _asking_later(store: Store, seen: model.Record) -> Flow[bool] | None:
 
 
 def _stating(name: str, params: dict[str, Any], proof: Callable[[model.Record], dict[str, Any]]) -> Try:
-    """A move of a record with its parcel, by its statement alone: the mover checks the parcel."""
+    """A move of a record with its parcel, by its statement only: the caller checks the parcel."""
 
     def tried(store: Store, seen: model.Record) -> Flow[bool] | None:
         statements = getattr(store, "_statements", None)
@@ -310,7 +310,7 @@ def _operating(number: int) -> Try:
         note = Note.of(seen, row.to, row.trigger, Mover(Actor.OPERATOR, _NEW), _NEW)
         try:
             yield from store.operate.move(seen.id, lambda _snapshot, _parcels: move, lambda _: note)
-        except StoreUnavailableError:  # what was locked does not fit
+        except StoreUnavailableError:  # the locked rows do not match
             return False
         return True
 
@@ -378,10 +378,10 @@ MOVES: Final = (
     Walked("finish a new key", _rows(2), _finishing(WriteKind.NEW, model.Effects.LOCAL)),
     Walked("finish what failed", _rows(17), _finishing(WriteKind.RETRYABLE, model.Effects.LOCAL)),
     Walked(
-        "finish anew", _rows(31, trigger=Trigger.COMMIT), _finishing(WriteKind.REPLACE_EXPIRED, model.Effects.LOCAL)
+        "finish expired", _rows(31, trigger=Trigger.COMMIT), _finishing(WriteKind.REPLACE_EXPIRED, model.Effects.LOCAL)
     ),
     Walked(
-        "defer anew",
+        "defer expired",
         _rows(31, trigger=Trigger.DEFER),
         _finishing(WriteKind.REPLACE_EXPIRED, model.Effects.OUTBOX),
         effects=model.Effects.OUTBOX,
@@ -393,21 +393,21 @@ _BATCHES: Final = (
     ("purge_kept", _rows(30), frozenset({model.State.EXPIRED})),
     ("mark", _rows(29), frozenset({model.State.COMPLETED})),
 )
-"""Moves of many records in one statement, and which of the states of their rows they look at."""
+"""Moves of many records in one statement, and the states that they select."""
 
 
 class Accepting:
-    """The store accepts a move exactly if the table's guards hold that are the store's."""
+    """The store accepts a move exactly if the guards that are the store's hold."""
 
     def test_every_move_on_every_record(self, world: World) -> None:
-        """Transition by row, fact by fact (P1, P2)."""
+        """Every row of the table, with every combination of facts (P1, P2)."""
         planted = tuple(records(world.clock.now))
         world.plant([cell_of(record) for record in planted])
         wrong = [line for move in MOVES if move.name not in EXCEPTIONS for line in misjudged(world, move, planted)]
         assert not wrong, "\n".join(wrong)
 
     def test_every_move_of_many_records(self, world: World) -> None:
-        """What is finished and expired goes without being read, by the same guards (29, 30)."""
+        """Finished, expired records are removed without being read, by the same guards (29, 30)."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
@@ -436,7 +436,7 @@ class Accepting:
 
 
 def misjudged(world: World, move: Walked, planted: Sequence[model.Record]) -> list[str]:
-    """Where the store accepts this move and the table does not, or the reverse: a line for each, with an example."""
+    """Where the store accepts this move and the table does not, or vice versa: a line for each, with an example."""
     now = world.clock.now
     wrong: Counter[str] = Counter()
     example: dict[str, model.Record] = {}
@@ -453,11 +453,11 @@ def misjudged(world: World, move: Walked, planted: Sequence[model.Record]) -> li
 
 
 def facts_of(record: model.Record) -> str:
-    """The facts that guards look at, in words for the author of a store."""
+    """The facts that guards read, in words for the author of a store."""
     seen = ("state", "effects", "recovery", "memo", "intent", "lease_until", "deadline", "expires_at")
     return ", ".join(f"{name}={getattr(record, name)}" for name in seen)
 
 
 def walked_rows() -> frozenset[int]:
-    """The numbers of the rows that the walk goes over."""
+    """The numbers of the rows that the walk covers."""
     return frozenset({row.number for move in MOVES for row in move.rows} | {29, 30})

@@ -1,6 +1,6 @@
-"""A store under test: blocking verbs over any driver, a clock that the test moves, and records to begin with.
+"""A store under test: blocking methods over any driver, a clock that the test moves, and initial records.
 
-Scenarios begin with a record in every state that a request can bring about, and try leases that do not fit it.
+Scenarios start with a record in each state that a request can cause, and try leases that do not match it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _LEFTOVERS = "diagnostic_rows"
 
 
 class MakeStore(Protocol):
-    """A store's class, or whatever else makes one."""
+    """A store's class, or any function that creates one."""
 
     def __call__(self, *, clock: Callable[[], model.Instant] | None = None) -> Store:
-        """A store whose instants come from `clock`, or from its own when there is none."""
+        """A store whose timestamps come from `clock`, or from its own clock if there is none."""
 
 
 class World:
-    """One store behind one driver. Its verbs may be called from many threads at once."""
+    """One store behind one driver. Its methods may be called from many threads at once."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class World:
         self._between: Callable[[], object] | None = None
 
     def begin(self, claim: model.Claim, policy: Policy | None = None) -> model.Verdict:
-        """Ask for the right to execute, as a request does."""
+        """Claim the key, as a request does."""
         return self.go(request.begin(self.store, claim, policy or Policy()))
 
     def owned(self, claim: model.Claim) -> model.Lease:
@@ -84,15 +84,15 @@ class World:
         return verdict.lease
 
     def settle(self, lease: model.Lease, settlement: model.Settlement) -> model.Settled:
-        """Write what became of the operation."""
+        """Write the outcome of the operation."""
         return self.go(request.settle(self.store, lease, settlement))
 
     def renew(self, lease: model.Lease, span: model.Duration) -> model.Instant | None:
-        """The heartbeat."""
+        """Renew the lease, as a heartbeat does."""
         return self.go(request.renew(self.store, lease, span))
 
     def find(self, record_id: model.RecordId) -> model.Snapshot:
-        """Read."""
+        """Read the record, with the store's clock."""
         return self.go(self.store.find(record_id))
 
     def record(self, record_id: model.RecordId) -> model.Record:
@@ -108,7 +108,7 @@ class World:
         memo: tuple[model.MemoEntry, ...],
         span: model.Duration,
     ) -> model.Snapshot | None:
-        """Finish a phase, in a business transaction where the driver shares one."""
+        """Finish a phase, in a business transaction if the driver shares one."""
         return self._shared("checkpoint", lambda: self.store.phases.checkpointing(lease, seen, memo, span), commit=True)
 
     def rolled_back(self, body: Callable[[], Body[object]]) -> None:
@@ -117,12 +117,12 @@ class World:
             self._share(body, False)  # noqa: FBT003  (not committed)
 
     def plant(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write records as they are given, over what is there, whatever move would lead to them."""
-        assert self._plant is not None, "walking over the table needs a way to plant records: blocking(..., plant=...)"
+        """Write these records, over any existing ones, whether or not a move would lead to them."""
+        assert self._plant is not None, "the walk needs a way to plant records: blocking(..., plant=...)"
         self._plant(lines)
 
     def leftovers(self) -> Flow[Mapping[str, int]]:
-        """How many rows break which rule that every move keeps, if the store has a statement that looks for them."""
+        """The number of rows that violate each invariant, if the store has a statement that finds them."""
         statements = getattr(self.store, "_statements", None)
         if not isinstance(statements, Statements) or not statements.has(_LEFTOVERS):
             return {}
@@ -134,10 +134,10 @@ class World:
         return (yield from execute(Transaction(_LEFTOVERS, Mode.READ, body)))
 
     def undone(self, tries: Sequence[tuple[Flow[T], Sequence[Mapping[str, Any]]]]) -> list[T]:
-        """Run flows, each about some planted records, and take back what they wrote: their results.
+        """Run flows, each about some planted records, undo their writes, and return their results.
 
-        Where the driver shares a business transaction, that is rolled back; elsewhere the records of each flow that
-        found anything are planted again.
+        If the driver shares a business transaction, it is rolled back; otherwise the records of each flow that found
+        anything are planted again.
         """
         results: list[T] = []
         if self._share is None:
@@ -165,18 +165,18 @@ class World:
         return drive(flow, self._once)
 
     def lose_reply(self, name: str, times: int = 1) -> None:
-        """Let the transactions of this name happen, and lose their replies (P7)."""
+        """Commit the transactions of this name, and lose their replies (P7)."""
         self._lose[name] = times
 
     def before(self, name: str, action: Callable[[], object]) -> None:
-        """Do this just before the next transaction of this name, as another process would."""
+        """Run an action just before the next transaction of this name, as another process would."""
         self._before[name] = action
 
     def between(self, action: Callable[[], object]) -> None:
-        """Do this just before the next write, after what its transaction reads, as another process would.
+        """Run an action just before the next write, after its transaction has read, as another process would.
 
-        That transaction is parted: each of its statements, and each verb of a store of cells, is one of its own. So a
-        write has to prove by itself that it is right, whatever was locked for it.
+        The transaction is split: each of its statements, and each call of a store of cells, runs in a separate one. So
+        every write has to prove by itself that it is right, whatever was locked for it.
         """
         self._between = action
 
@@ -200,7 +200,7 @@ class World:
         return result
 
     def _parted(self, transaction: Transaction[Any]) -> Any:  # noqa: ANN401  (whatever the transaction returns)
-        """Run a transaction statement by statement, with the other writer before the first that writes."""
+        """Run a transaction statement by statement, with the other writer before the first write."""
 
         def execute_one(statement: Statement) -> Any:  # noqa: ANN401  (rows, or the reply to a verb)
             def body() -> Body[Any]:
@@ -236,14 +236,14 @@ _READS = ("find", "hold", "recall", "parcels", "letters")
 
 
 def _writes(statement: Statement) -> bool:
-    """Whether it may write. Functions are not looked into: those that only read are known by their names."""
+    """Whether it may write. Functions are not inspected: those that only read are listed by name."""
     if isinstance(statement.command, str):
         return _WRITE.search(statement.command) is not None
     return not statement.name.startswith(_READS)
 
 
 def _within(flow: Flow[T]) -> Body[T]:
-    """The statements of a flow, as those of one transaction."""
+    """The statements of a flow, as one transaction."""
     try:
         transaction = next(flow)
         while True:
@@ -316,7 +316,7 @@ def under_asyncio(make_store: MakeStore, driver: AsyncDriver, *, plant: Plant | 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A record that was brought into a state, with the claim and the lease of its owner."""
+    """A record in a given state, with the claim and the lease of its owner."""
 
     claim: model.Claim
     lease: model.Lease
@@ -348,7 +348,7 @@ STATES = tuple(_INTO)
 
 
 def stand(world: World, state: model.State | None, **changes: Any) -> Standing:  # noqa: ANN401  (any field of a claim)
-    """A fresh record in this state; `None` is a record that was there and was taken back."""
+    """A fresh record in this state; for `None` the claim was withdrawn, so there is no record."""
     claim = a_claim(**changes)
     lease = world.owned(claim)
     settlement = _INTO[state]
@@ -392,7 +392,7 @@ def begun(world: World, **changes: Any) -> tuple[model.Claim, model.Lease]:  # n
 
 
 def announced(world: World, call: model.Announcement = CALL, **changes: Any) -> tuple[model.Claim, model.Lease]:  # noqa: ANN401
-    """The same after one finished phase, with a call that was announced."""
+    """A phased record in progress, after one finished phase and with an announced call."""
     claim, lease = begun(world, **changes)
     assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
     assert world.go(world.store.phases.announce(lease, (ORDER,), (ORDER,), call)) is not None
@@ -400,7 +400,7 @@ def announced(world: World, call: model.Announcement = CALL, **changes: Any) -> 
 
 
 def stolen(world: World, claim: model.Claim) -> model.Lease:
-    """The lease of the next owner, after ours ran out."""
+    """The lease of the next owner, after ours has expired."""
     world.advance(2 * LEASE + DEADLINE)
     return world.owned(again(claim))
 

@@ -60,11 +60,11 @@ def illegal(before: Write | None, after: Write) -> Iterator[str]:
         return
     fence = before.fence if before else 0
     if not any(after.fence == _fence(change, fence) for change in fences):
-        yield f"{move} took the fence from {fence} to {after.fence}"
+        yield f"{move} changed the fence from {fence} to {after.fence}"
     if before is not None and after.version <= before.version:
-        yield f"{move} took the version from {before.version} to {after.version}"
+        yield f"{move} changed the version from {before.version} to {after.version}"
     if before is not None and not anew and None not in {before.steps, after.steps} and _forgot(before, after):
-        yield f"{move} forgot finished steps: {before.steps} before, {after.steps} now"
+        yield f"{move} lost finished steps: {before.steps} before, {after.steps} now"
     if before is not None and not anew and before.fingerprint != after.fingerprint:
         yield f"{move} changed the fingerprint from {before.fingerprint} to {after.fingerprint}"
 
@@ -74,7 +74,7 @@ def premature(before: Write | None, after: Write) -> Iterator[str]:
     if after.now is None:
         return
     if after.clock is not None and after.now < after.clock:
-        yield f"{after.name}: stamped with an instant {after.clock - after.now} microseconds before its statement"
+        yield f"{after.name}: stamped with a time {after.clock - after.now} microseconds before its statement"
     entered = after.state == State.COMPLETED and (before is None or before.state != State.COMPLETED)
     if entered and after.ttl is not None and (after.expires_at or 0) < after.now + after.ttl:
         yield f"{after.name}: completed, but it expires before its time to live has passed"
@@ -83,7 +83,7 @@ def premature(before: Write | None, after: Write) -> Iterator[str]:
     seen_at = after.now if after.seen_at is None else max(after.now, after.seen_at)
     by_stranger = after.proof is Proof.VERSION and before.state == State.IN_PROGRESS
     if by_stranger and before.lease_until is not None and before.lease_until > seen_at:
-        yield f"{after.name}: moved a record whose lease was not over"
+        yield f"{after.name}: moved a record with a live lease"
     # A record that the reaper has marked stays expired, even if the clock is set back afterwards.
     alive = before.state != State.EXPIRED
     ended = alive and (after.state in {None, State.EXPIRED} or after.incarnation != before.incarnation)

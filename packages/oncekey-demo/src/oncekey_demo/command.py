@@ -21,7 +21,7 @@ from oncekey.core.errors import OncekeyError
 from oncekey.core.policy import Policy
 
 LONGEST = 3600
-"""Seconds of traffic at most."""
+"""The maximum duration of traffic in seconds."""
 DEFAULT_STORE = "sqlite:///oncekey-demo.db"
 MONEY = '{"customer_id": "cus_1001", "amount_cents": 1999, "currency": "EUR"}'
 ORDER = '{"customer_id": "cus_1001", "items": [{"product_id": "sku_teapot", "quantity": 2}]}'
@@ -219,7 +219,7 @@ def _richly(heading: str, url: str, console_url: str, steps: list[tuple[str, str
 
     console = Console(highlight=False)
     console.print(Text(heading, style="bold"), soft_wrap=True)
-    console.print(Text.assemble("In a browser: ", (url, "underline cyan"), ". Ctrl-C ends it."), soft_wrap=True)
+    console.print(Text.assemble("In a browser: ", (url, "underline cyan"), ". Press Ctrl-C to stop."), soft_wrap=True)
     console.print(Text.assemble("Operators' console: ", (console_url, "underline cyan")), soft_wrap=True)
     for result, command in steps:
         console.print(Text(f"\n# {result}", style="dim"), soft_wrap=True)

@@ -61,7 +61,7 @@ class OrderIn(BaseModel):
 
 
 class Order(BaseModel):
-    """An order that was placed."""
+    """A placed order."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -3,8 +3,8 @@
 A simulated run and a crash test against real servers both produce a `History`. Its effects come from the provider's
 ledger and the business tables, not from the handlers' reports.
 
-`at`, `invoked` and `ended` are places in one total order of events (a counter, or a monotonic clock). `incarnation`
-identifies a life of a key; None is the only life of the key, if the source cannot tell. A field that the source of a
+`at`, `invoked` and `ended` are positions in one total order of events (a counter, or a monotonic clock). `incarnation`
+identifies a life of a key; None means the only one, if the source has no incarnations. A field that the source of a
 write cannot provide is None, and the checks that need it are skipped.
 """
 
@@ -82,9 +82,9 @@ class Write:
     """One committed write to a record, in the order of the commits. `state` is None when the row was deleted.
 
     `now` is the store's clock and `elapsed` a monotonic clock. `seen_at` is the latest instant, by the store's clock,
-    at which the row was read as it was before: a decision at that read stays right, even if the clock was set back
-    afterwards. `clock` is the store's clock just before the statement, and `steps` the number of finished steps in the
-    row.
+    at which the row was read as it was before: a decision based on that read stays correct, even if the clock was set
+    back afterwards. `clock` is the store's clock just before the statement, and `steps` the number of finished steps in
+    the row.
     """
 
     at: int
@@ -181,18 +181,18 @@ class Life:
     began: int
     ended: int | None
     expires_at: int | None = None
-    """By its last write: from then on the key may be used for a new request, though the row may still be there."""
+    """From its last write: after this time the key may be used for a new request, even if the row still exists."""
 
     def binds(self, operation: Operation) -> bool:
         """Whether the life had not expired during an operation, as far as the history shows."""
         return self.expires_at is None or operation.latest is None or operation.latest < self.expires_at
 
     def spans(self, begin: int, end: int) -> bool:
-        """Whether the record existed, in this life, all the time between two events."""
+        """Whether the record existed in this life during the whole time between two events."""
         return self.began < begin and self.lasts(end)
 
     def lasts(self, until: int) -> bool:
-        """Whether the record still existed, in this life, at an event."""
+        """Whether the record still existed in this life at an event."""
         return self.ended is None or self.ended > until
 
 

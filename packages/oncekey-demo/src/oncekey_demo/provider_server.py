@@ -1,8 +1,8 @@
 """The provider's API: make and list charges, set faults and the address for webhooks. It runs until a signal arrives.
 
 Some faults send no response: the provider closes the connection, or leaves it open. It sends a signed webhook for each
-charge, and repeats it a few times if the receiver does not accept it. It binds its socket before anything else, and
-reports a failure in one sentence.
+charge, and repeats it a few times if the receiver does not accept it. It binds its socket first, and
+reports a failure in one line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shop's routes, one for each kind of side effects: orders, payments, transfers and notifications.
 
 Request headers slow the handler (`X-Demo-Delay: seconds`) and choose a fault of the provider (`X-Demo-Fault:
-drop-after`, `X-Demo-Dedup: off`, `X-Demo-Repeatable: off`), so that a person can watch two requests overlap, and every
+drop-after`, `X-Demo-Dedup: off`, `X-Demo-Repeatable: off`), so that a person can watch overlapping requests and each
 fault.
 """
 
@@ -38,7 +38,7 @@ LONGEST_DELAY: Final = 60.0
 async def wanted_delay(
     x_demo_delay: Annotated[str, Header(description="Makes the handler slow: seconds, 0 to 60.")] = "0",
 ) -> float:
-    """The delay that the request asks for, in seconds."""
+    """The requested delay in seconds."""
     try:
         seconds = float(x_demo_delay)
     except ValueError:
@@ -71,7 +71,7 @@ async def wanted_behaviour(
     x_demo_dedup: Annotated[str, Header(description=_DEDUP)] = "on",
     x_demo_repeatable: Annotated[str, Header(description=_REPEATABLE)] = "on",
 ) -> ProviderBehaviour:
-    """The provider's behaviour that the request asks for."""
+    """The requested behaviour of the provider."""
     try:
         fault = str(Fault.parse(x_demo_fault)) if x_demo_fault else None
     except UnknownFaultError as error:

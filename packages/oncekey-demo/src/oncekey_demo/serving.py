@@ -1,4 +1,4 @@
-"""Runs the demo. It checks everything before the first request, and reports a mistake in one sentence.
+"""Runs the demo. It checks its configuration before it serves, and reports a mistake in one line.
 
 The demo's own provider is a separate process, which ends when the demo ends, even after a `kill -9`. With
 `oncekey demo --traffic SECONDS` the demo also sends requests to itself, so that the console has something to show.

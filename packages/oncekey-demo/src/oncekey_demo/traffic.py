@@ -27,7 +27,7 @@ _TENANTS: Final = ("demo-alpha", "demo-alpha", "demo-beta")
 _PRODUCTS: Final = ("sku_teapot", "sku_cup", "sku_kettle", "sku_tray")
 
 Progress = Callable[[int, int, Counter[str]], None]
-"""Called with the seconds so far, the seconds in all, and the responses by status."""
+"""Called with the elapsed seconds, the total seconds, and the responses by status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """The requests for one key, as they were drawn."""
+    """The drawn requests for one key."""
 
     kind: Kind
     key: str

@@ -10,7 +10,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.databases.address import Address, Kind, pool_size
 
 MANY_CONNECTIONS: Final = 50
-"""Each connection carries one request at a time and costs the server next to nothing."""
+"""The default of `pool_size=`: each connection carries one request at a time and costs the server very little."""
 _REGION: Final = re.compile(r"[a-z0-9-]{0,30}")
 _TABLE: Final = re.compile(r"[A-Za-z0-9_.-]{3,255}")
 

@@ -147,7 +147,7 @@ class DynamoCells(TalkingCells[Request]):
 
 
 class AsyncDynamoCells(AsyncTalkingCells[Request]):
-    """The same for asyncio."""
+    """The verbs for asyncio. One client, created on first use, serves all tasks."""
 
     def __init__(self, table: Table) -> None:
         self._dialogue = Dialogue(table.name)
@@ -262,7 +262,7 @@ _Asked: TypeAlias = "Verb | _Transact"
 class _Gathered:
     """The writes of an open transaction: pure, for both kinds of drivers.
 
-    Its looks see its own writes. A statement is kept with its writes: if the record changes before the transaction is
+    Its reads see its own writes. A statement is kept with its writes: if the record changes before the transaction is
     sent, for example by a heartbeat, the statement runs again on the new record.
     """
 
@@ -273,7 +273,7 @@ class _Gathered:
         self._now: Instant = 0
 
     def saying(self, statement: Statement) -> Generator[_Asked, Any, Rows]:
-        """Run a statement: its looks read the gathered writes, and its swaps are gathered."""
+        """Run a statement: its reads see the gathered writes, and its swaps are gathered."""
         verbs = cast("Generator[Verb, Any, Rows]", asking(statement))
         answer: Any = None
         writes = False
@@ -348,7 +348,7 @@ class DynamoTransaction:
 
 
 class AsyncDynamoTransaction:
-    """The same for asyncio."""
+    """A business transaction for asyncio: a list of items that is sent at its end."""
 
     def __init__(self, driver: AsyncDynamoDriver) -> None:
         self._driver = driver
@@ -394,7 +394,7 @@ class DynamoDriver(CellDriver):
 
 
 class AsyncDynamoDriver(AsyncCellDriver):
-    """The same for asyncio."""
+    """Cells in DynamoDB, with transactions over the application's items, for asyncio."""
 
     def __init__(self, table: Table) -> None:
         self._dynamo = AsyncDynamoCells(table)

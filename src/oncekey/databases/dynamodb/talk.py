@@ -1,7 +1,7 @@
 """The requests to DynamoDB for each verb, and the meaning of its replies and failures, for threads and asyncio.
 
 A talk is a generator. It yields requests and is sent their replies, or a `Refused` if a refusal of the service decides
-something. The module that sends the requests (`oncekey.databases.dynamodb.driver`) has no rules of its own.
+something. The module that sends the requests (`oncekey.databases.dynamodb.driver`) makes no decisions.
 
 The meaning of failures is the core of this module. If the service returns a client error, nothing was written. If no
 connection was made, nothing was written. Every other failure of a write (a timeout, a broken connection, a server
@@ -36,7 +36,7 @@ Talk: TypeAlias = "Generator[Request, Reply | Refused, T]"
 MOST_ITEMS: Final = 100
 """The service's limit for one transaction."""
 LOOKS: Final = 5
-"""How many times a record is read if its parts are gone when they are read: it has changed each time."""
+"""How many times a record is read if its parts are gone each time, because it has changed."""
 KEYS_AT_ONCE: Final = 25
 REMEMBERED: Final = 1024
 WAITS: Final = 600
@@ -161,8 +161,8 @@ class Dialogue:
     def __init__(self, table: str) -> None:
         self.table = table
         self._parts: dict[bytes, tuple[Seen, dynamodb_items.Parts]] = {}
-        """By the digest of a record, the parts of this version of it; the request that replaces the version deletes
-        them. Parts that are missed, after a crash for example, cost storage and nothing else."""
+        """Digest of a record -> the parts of its current version; the request that replaces the version deletes
+        them. Parts that are missed, after a crash for example, only cost storage."""
 
     def look(self, scope: str, key: str) -> Talk[tuple[Cell | None, Instant]]:
         """A consistent read, and the service's clock."""

@@ -1,4 +1,4 @@
--- Diagnostics of MariaDB. Nothing here writes, and nothing needs more rights than oncekey's own tables.
+-- Diagnostics of MariaDB. Nothing here writes or needs rights beyond oncekey's own tables.
 
 -- name: diagnostic_indexes
 -- List oncekey's indexes, so that a missing or broken one is found.
@@ -9,7 +9,7 @@ ORDER BY entry.index_name;
 
 -- name: diagnostic_server
 -- Read the server's settings that decide whether a commit is durable.
--- SHOW VARIABLES and SHOW STATUS are separate statements on both; a variable that a server does not have gives no row.
+-- SHOW VARIABLES and SHOW STATUS are separate statements on both; a variable that a server does not have returns no row.
 SHOW GLOBAL VARIABLES WHERE Variable_name IN (
     'version', 'innodb_flush_log_at_trx_commit', 'sync_binlog', 'log_bin', 'innodb_doublewrite', 'read_only', 'wsrep_on',
     'innodb_rollback_on_timeout', 'max_allowed_packet');

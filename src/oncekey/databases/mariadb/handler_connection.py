@@ -1,4 +1,4 @@
-"""The connection that a handler gets: it may do everything but end the transaction (L5)."""
+"""`op.connection` for MariaDB and MySQL, which refuses to end the transaction (L5)."""
 
 from __future__ import annotations
 

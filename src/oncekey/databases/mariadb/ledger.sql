@@ -1,6 +1,6 @@
 -- How MariaDB records its migrations. It commits before and after each statement that changes a table, so a migration
--- is not there or gone as a whole: every statement of one may be run again, and one that was interrupted is run again
--- from its start. The lock's name is per database; it belongs to the session, so it has to be released.
+-- is not atomic: every statement of one may be run again, and a migration that was interrupted is run again from its
+-- start. The lock's name is per database; it belongs to the session, so it has to be released.
 
 -- name: lock
 -- Lock the migrations, so that one process at a time applies them.

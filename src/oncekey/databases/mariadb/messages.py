@@ -301,7 +301,7 @@ class IdleSessions(IdleStack[S]):
 
 
 class DemotedError(errors.StoreUnavailableError):
-    """Errors of a read-only server: nothing happened; the connection is closed, as another server may take writes."""
+    """Errors of a read-only server: nothing happened; the connection is closed, as another server may accept writes."""
 
 
 FAILURES: Final = (pymysql.MySQLError, OSError, asyncio.IncompleteReadError, RuntimeError)

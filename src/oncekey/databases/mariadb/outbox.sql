@@ -16,8 +16,8 @@ ORDER BY given.position;
 
 -- name: due
 -- Claim the parcels that a worker delivers next, longest waiting first.
--- At most `careful` of the parcels are taken that are a request's own call or were attempted before, counted among
--- those that are next. A parcel that another worker has locked is skipped, so that no worker waits for another.
+-- At most `careful` of the next parcels are claimed that are a request's own call or were attempted
+-- before. A parcel that another worker has locked is skipped, so that no worker waits for another.
 UPDATE oncekey_outbox AS parcel
 JOIN (
     SELECT ranked.place
@@ -48,7 +48,7 @@ STRAIGHT_JOIN oncekey_outbox AS parcel ON parcel.id = CAST(held.id AS BINARY) AN
     AND parcel.state = 'held'
 
 -- part: of_parcel
--- MySQL locks rows of a list no more than it locks the list; MariaDB reads this as a comment.
+-- MySQL must lock only the parcels, because the list cannot be locked; MariaDB reads this as a comment.
 /*!80000 OF parcel */
 
 -- name: sent

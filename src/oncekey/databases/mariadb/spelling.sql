@@ -1,10 +1,10 @@
--- MariaDB's and MySQL's syntax for the statements that they share with SQLite (oncekey.stores.onerow). -- MySQL has no
--- RETURNING, and MariaDB none for UPDATE. So what is written is read by a second sentence of the same statement, which
--- the driver sends in the same message and transaction; ROW_COUNT() is how many rows the sentence before it found. A
--- statement with `unless taken` returns no rows if a sentence of it finds its place taken (1062); so does one with no
--- wait if another transaction has the lock (1205, 3572). -- `:now` is NULL outside of tests: the server's clock, in
--- UTC. It is constant in a statement, and one that had to wait for a lock continues with the time at which it began. So
--- leases and send windows end earlier by that wait, never later.
+-- MariaDB's and MySQL's syntax for the statements that they share with SQLite (oncekey.stores.onerow). MySQL has no
+-- RETURNING, and MariaDB none for UPDATE. So the written row is read by a second SQL statement of the same block, which
+-- the driver sends in the same message and transaction; ROW_COUNT() is how many rows the one before it found. A
+-- block with `unless taken` returns no rows if the row already exists (1062); so does one without waiting if another
+-- transaction has the lock (1205, 3572). `:now` is NULL outside of tests: the server's clock, in UTC. It is constant
+-- within a statement, and one that had to wait for a lock continues with the time at which it began. So leases and send
+-- windows end earlier by that wait, never later.
 
 -- part: now
 COALESCE(:now, TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)))

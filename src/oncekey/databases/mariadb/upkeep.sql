@@ -19,7 +19,7 @@ STRAIGHT_JOIN oncekey_record AS record ON record.scope = CAST(found.scope AS BIN
 
 -- name: purge_expired
 -- Delete a batch of records whose ttl is over (row 30).
--- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it: find and lock a batch, then move what was found.
+-- The ordinary case of the reaper, like `purge_kept` and `mark_expired`: find and lock a batch, then move it.
 -- A row that another transaction has locked is skipped. `until` comes from an instant that the reaper has compared with
 -- its own clocks; the state is the one before the move.
 {due}

@@ -1,16 +1,16 @@
-"""The address of a PostgreSQL server, with the options that oncekey reads and the libraries do not know.
+"""The address of a PostgreSQL server, with oncekey's own options, which the client libraries do not have.
 
-`?pgbouncer=1` says that there is a pooler that lends a server connection per transaction: then nothing is prepared,
-because the next transaction may get a connection on which the statement is not prepared.
-`?pgbouncer=prepared` says that the pooler knows prepared statements and prepares them itself wherever one is executed,
-as PgBouncer does since 1.21: then they are kept, and all else is as with any pooler.
-`?pgbouncer=0` promises that there is none: then every driver prepares its statements, which makes them cheaper.
+`?pgbouncer=1` declares a pooler that lends a server connection per transaction: nothing is prepared, because the next
+transaction may get a connection on which the statement is not prepared.
+`?pgbouncer=prepared` declares a pooler that supports prepared statements and prepares them wherever one is executed,
+as PgBouncer does since 1.21: they are kept, and everything else is as with any pooler.
+`?pgbouncer=0` promises that there is no pooler: every driver prepares its statements, which makes them cheaper.
 
-Several hosts are divided by commas. Nothing can be claimed where nothing can be written, so of several hosts the one
-that takes writes is meant (`target_session_attrs=read-write`), unless the address says something else.
+Several hosts are separated by commas. A claim is a write, so of several hosts the one that accepts writes is used
+(`target_session_attrs=read-write`), unless the address has another value.
 
 An error about an address is one sentence of oncekey's own. It never repeats any part of the address: if a password
-holds a character that should have been escaped, any part of the address may be a part of the password.
+contains an unescaped character, any part of the address may be a part of the password.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _PORTS: Final = range(1, 65536)
 
 BACKEND: Final = "SELECT pg_backend_pid()"
 GREETED: Final = "SELECT 1 WHERE pg_backend_pid() = {pid:d}"
-"""Has a row if the server process that greeted a client is the one that answers it."""
+"""Returns a row if the server process that greeted a client also executes its statements."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What two connections show about a pooler, and what the address says.
+    """What two connections reveal about a pooler, and what the address declares.
 
-    A pooler greets a client with a process number of its own; a mere proxy passes the server's on. And if two
-    clients, neither of them in a transaction, were answered by the same server process, the pooler lends per
-    transaction. Two different processes prove nothing.
+    A pooler greets a client with its own process number; a mere proxy passes on the server's. If the statements of
+    two clients, neither of them in a transaction, were executed by the same server process, the pooler lends
+    connections per transaction. Two different processes prove nothing.
     """
 
     stands: bool
@@ -57,13 +57,13 @@ class Pooling:
 
     @classmethod
     def seen(cls, greeted: tuple[int, int], answered: tuple[int, int], *, declared: bool | None) -> Self:
-        """From the process numbers that two connections were greeted with, and those that answered them."""
+        """Compare the process numbers that greeted two connections with those that executed their statements."""
         return cls(greeted != answered, answered[0] == answered[1], declared)
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresAddress:
-    """An address in the library's form, and whether a pooler is behind it: `None` if it does not say."""
+    """An address in the library's form, and whether it declares a pooler: `None` if it does not say."""
 
     dsn: str
     pooler: bool | None
@@ -72,7 +72,7 @@ class PostgresAddress:
 
     @classmethod
     def parse(cls, dsn: str) -> Self:
-        """Take oncekey's own option out of an address and leave the rest as it is."""
+        """Remove oncekey's own option from an address and leave the rest as it is."""
         if "://" not in dsn:
             return cls(dsn, pooler=None)
         wrong = objection(dsn)
@@ -95,7 +95,7 @@ class PostgresAddress:
 
     @property
     def each(self) -> tuple[str, ...]:
-        """The same address for each of its hosts alone; unchanged if it does not name several before the database."""
+        """The address once for each of its hosts; unchanged if it does not have several before the database."""
         place, mark, query = self.dsn.partition("?")
         scheme, _, rest = place.partition("//")
         authority, slash, path = rest.partition("/")
@@ -107,11 +107,11 @@ class PostgresAddress:
 
 
 def objection(url: str) -> str | None:
-    """What is wrong with a PostgreSQL URL, as far as that can be seen without a server. None: nothing."""
+    """What is wrong with a PostgreSQL URL, as far as that can be checked without a server. None: nothing."""
     if not url.partition(":")[2].startswith("//"):
         return f"the address of PostgreSQL lacks its two slashes: {_HINT}"
     if _STRAY_PERCENT.search(url):
-        return f"the address of PostgreSQL has a % that begins no escape: {_HINT}"
+        return f"the address of PostgreSQL has a % that does not begin an escape: {_HINT}"
     for host in _hosts(url.partition("?")[0]):
         wrong = _wrong_host(host)
         if wrong is not None:
@@ -125,7 +125,7 @@ def _hosts(place: str) -> list[str]:
 
 
 def _wrong_host(host: str) -> str | None:
-    """Several hosts are divided by commas, and each may have a port of its own."""
+    """What is wrong with a host, which may have its own port. None: nothing."""
     if host.startswith("["):
         _, bracket, rest = host.partition("]")
         if not bracket or rest[:1] not in ("", ":"):
@@ -135,13 +135,13 @@ def _wrong_host(host: str) -> str | None:
         _, _, port = host.partition(":")
     port = unquote(port)
     if port and not (port.isascii() and port.isdigit() and int(port) in _PORTS):
-        return "a port that is no number from 1 to 65535"
+        return "a port that is not a number from 1 to 65535"
     return None
 
 
 def read(_: str, rest: str, package: str | None) -> Address:
     """`postgresql://user@host/database?pool_size=10`, and libpq's own options."""
-    # What is not ours is passed on letter by letter: no library for URLs reads them as PostgreSQL does.
+    # The rest is passed on unchanged: no URL library parses it as PostgreSQL does.
     place, mark, query = rest.partition("?")
     options = query.split("&") if mark else []
     sizes = [option.partition("=")[2] for option in options if option.startswith("pool_size=")]

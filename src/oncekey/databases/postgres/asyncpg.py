@@ -1,10 +1,10 @@
 """The driver for PostgreSQL through asyncpg.
 
 Statements are prepared once per connection and kept, which halves their round trips. Behind a pooler that lends
-server connections per transaction, say so in the address (`?pgbouncer=1`): then no statement is kept. asyncpg names its
-statements by a counter, so on a connection of a pooler another client's statement may have the same name, and would be
-executed in its place. So if the address says nothing of a pooler, each new connection asks which server process answers
-it. If that is another one than greeted it, a pooler stands between, and the pool keeps no statements from then on.
+server connections per transaction, declare it in the address (`?pgbouncer=1`): then no statement is kept. asyncpg
+names its statements by a counter, so on a pooler's connection another client's statement may have the same name, and
+would be executed instead. So if the address does not mention a pooler, each new connection checks which server process
+executes its statements. If another one greeted it, there is a pooler, and the pool keeps no statements from then on.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ T = TypeVar("T")
 _log = logging.getLogger("oncekey")
 
 MAX_IDLE: Final = 300.0
-"""Seconds after which an unused connection is replaced: a firewall on the way may have dropped it."""
+"""Seconds after which an unused connection is replaced: a firewall may have dropped it."""
 
 MAX_AGE: Final = 1800.0
 """Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
 
 POOLED: Final = (
-    "oncekey: a pooler stands before PostgreSQL, so no statement is kept prepared: add ?pgbouncer=1 to the address, or "
+    "oncekey: there is a pooler in front of PostgreSQL, so statements are not prepared: add ?pgbouncer=1 to the URL or "
     "?pgbouncer=0 if the pooler lends its connections per session"
 )
 
 STATEMENT_CACHE: Final = 100
-"""Prepared statements that a connection keeps; ours are a dozen, the rest is for handlers."""
+"""Prepared statements that a connection keeps: a dozen are oncekey's, the rest is for handlers."""
 
 
 class AsyncpgDriver:
@@ -68,7 +68,7 @@ class AsyncpgDriver:
         self._pool = AsyncpgPool(address, pool_size, timeout, cache)
         self._limit = statement_timeout
         self._notice = address.pooler
-        # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
+        # A pooler would execute the reset on any free connection, and the handler's would stay as it is.
         self._resets_session = not address.pooler
         self._settings = server.opening(idle_timeout)
 
@@ -84,7 +84,7 @@ class AsyncpgDriver:
                 say = transactions.execute_alone
                 connection.forget_notices()
             body = transaction.body()
-            # As `arun_body` does, without its frame: a repeat is answered by this.
+            # Inlines `arun_body` to save its frame: a repeat takes this path.
             try:
                 statement = next(body)
                 while True:
@@ -128,7 +128,7 @@ class AsyncpgDriver:
         return await server.only_reading(await self.begin())
 
     async def pooling(self) -> Pooling:
-        """Whether a pooler stands before the server."""
+        """Whether there is a pooler in front of the server."""
         one, two = await self._pool.borrow(), await self._pool.borrow()
         try:
             greeted = (one.get_server_pid(), two.get_server_pid())
@@ -148,7 +148,7 @@ class AsyncpgDriver:
     async def _atomically(self, connection: Any, transaction: Transaction[T]) -> T:  # noqa: ANN401  (asyncpg's)
         begun = await transactions.begin(connection, "", self._limit, transaction.name)
         try:
-            # A migration may take long, so there is no limit here.
+            # A migration may take long, so it has no limit.
             result = await arun_body(transaction.body(), partial(transactions.execute, connection, None, Mode.ATOMIC))
         except BaseException:
             await transactions.undo(connection, begun, self._limit)
@@ -157,13 +157,13 @@ class AsyncpgDriver:
         return result
 
     async def _opened(self, first: Statement | None) -> transactions.AsyncpgTransaction:
-        """A transaction that has begun, with a first statement in the same message if there is one."""
+        """A transaction that has begun, with its first statement in the same message if there is one."""
         then, what = (self._settings, server.WHAT) if first is None else (server.as_text(first), first.name)
         failures: Failures = ()
-        while True:  # as `aretrying` does, without its frame: each new key is claimed by this
+        while True:  # inlines `aretrying` to save its frame: each new key takes this path
             connection = await self._pool.take()
             try:
-                try:  # as `begin` does, without its frame
+                try:  # inlines `begin` to save its frame
                     begun = await connection.open(then, self._limit)
                 except connections.FAILURES as error:
                     raise connections.statement_error(error, connection, Mode.ATOMIC, what) from connections.cause(
@@ -184,16 +184,16 @@ class AsyncpgDriver:
 
 
 class AsyncpgPool:
-    """Connections, made when they are first needed; business transactions leave a part of them to other statements.
+    """Connections, opened when first needed; business transactions leave some of them to other statements.
 
-    asyncpg's own pool wraps each connection and returns it in a task of its own, which costs a request more than its
+    asyncpg's own pool wraps each connection and returns it in a separate task, which costs a request more than its
     BEGIN. Here a connection that ended its transaction is returned as it is, without awaiting anything.
     """
 
     def __init__(self, address: PostgresAddress, size: int, timeout: float, statement_cache_size: int) -> None:
         self._hosts, self._timeout, self._cache = list(address.each), timeout, statement_cache_size
         self._asks = address.pooler is None
-        """Whether each connection is asked if a pooler stands before the server."""
+        """Whether each new connection checks for a pooler in front of the server."""
         self._slots = AsyncSlots(size, timeout)
         self.business = AsyncSlots(business_share(size), timeout)
         self._idle: list[connections.StoreConnection] = []
@@ -214,7 +214,7 @@ class AsyncpgPool:
         return self._at_once(now) or await self._take(now + self._timeout)
 
     async def give_back(self, connection: connections.StoreConnection) -> None:
-        """Return such a connection."""
+        """Return a connection that was borrowed."""
         if not connection.is_closed() and connection.is_at_rest:
             self._put(connection)
         else:
@@ -234,7 +234,7 @@ class AsyncpgPool:
             raise
 
     def returned_at_once(self, connection: connections.StoreConnection) -> bool:
-        """Return a connection of a transaction that left nothing behind, as nearly all do; False: `give` has to."""
+        """Return the connection of a transaction that left nothing behind, the common case; False: use `give`."""
         if connection.is_closed() or not connection.is_at_rest:
             return False
         self._put(connection)
@@ -242,7 +242,7 @@ class AsyncpgPool:
         return True
 
     async def give(self, connection: connections.StoreConnection, *, used: bool = False) -> None:
-        """Return a business transaction's connection; if a handler used it, it is reset while the caller goes on."""
+        """Return a business transaction's connection; if a handler used it, it is reset in the background."""
         if not used and self.returned_at_once(connection):
             return
         if not used or connection.is_closed():
@@ -253,7 +253,7 @@ class AsyncpgPool:
         task.add_done_callback(self._returns.discard)
 
     async def close(self) -> None:
-        """Close all connections; those that are in use have a moment to be returned."""
+        """Close all connections; those in use have a moment to be returned."""
         self._closed = True
         try:
             async with asyncio.timeout(self._timeout):
@@ -268,7 +268,7 @@ class AsyncpgPool:
             self._idle.clear()
 
     def _at_once(self, now: float) -> connections.StoreConnection | None:
-        """An idle connection, if there is one and a place for it: the common case, without awaiting anything."""
+        """An idle connection, if there is one and a free slot: the common case, without awaiting anything."""
         if not self._idle or not self._slots.taken():
             return None
         connection = self._rested(now)
@@ -306,7 +306,7 @@ class AsyncpgPool:
     async def _connected(self) -> connections.StoreConnection:
         if self._closed:
             raise asyncpg.InterfaceError("the pool is closed")
-        # One after the other, each with the full time: asyncpg's own loop stops at a host that does not answer.
+        # One after the other, each with the full timeout: asyncpg's own loop stops at a host that does not respond.
         hosts = self._hosts
         for _ in hosts[1:]:
             host = hosts[0]
@@ -384,7 +384,7 @@ class AsyncpgPool:
     def _put(self, connection: connections.StoreConnection) -> None:
         """Return a connection. Nothing is awaited here, so a cancellation cannot interrupt it."""
         if connection.suspect:
-            # If one server closed a connection or did not answer, the idle connections to it are probably dead, too.
+            # If one server closed a connection or did not respond, the idle connections to it are probably dead too.
             self._generation += 1
             while self._idle:
                 self._idle.pop().terminate()
@@ -404,4 +404,4 @@ class AsyncpgPool:
 def _why(error: BaseException) -> str:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return server.ONLY_READS
-    return str(error) or "no answer in time"
+    return str(error) or "no reply in time"

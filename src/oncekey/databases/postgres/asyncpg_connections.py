@@ -33,10 +33,10 @@ FAILURES: Final = (
     ValueError,
     OverflowError,
 )
-"""What executing can raise. A time-out is an `OSError`, and so are the errors of the network."""
+"""The errors of executing a statement. A timeout is an `OSError`, and so are network errors."""
 
 GRACE: Final = 1.0
-"""Seconds that the server has to react to a cancelled statement before the connection counts as dead."""
+"""Seconds in which the server must end a cancelled statement before the connection counts as dead."""
 
 _VALUES: Final = ("22", "23")
 _BUSY: Final = "another operation is in progress"
@@ -44,9 +44,9 @@ _MID_GOODBYE: Final = "cannot switch to state"
 
 
 class Watch:
-    """Cancels tasks that wait too long for a server, each as `asyncio.timeout` would, with one timer for all of them.
+    """Cancels tasks that wait too long for a server, as `asyncio.timeout` does, with one timer for all of them.
 
-    asyncpg makes a timer for each message and closes it, which takes longer than writing the message.
+    asyncpg creates and closes a timer for each message, which takes longer than writing the message.
     """
 
     __slots__ = ("_timer", "looks_at", "waits")
@@ -54,11 +54,11 @@ class Watch:
     def __init__(self) -> None:
         self.waits: set[Wait] = set()
         self.looks_at = inf
-        """When it looks next."""
+        """The time of the next check."""
         self._timer: asyncio.TimerHandle | None = None
 
     def look_at(self, loop: asyncio.AbstractEventLoop, when: float) -> None:
-        """Look at that time at the latest."""
+        """Check at that time at the latest."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self.looks_at = loop.call_at(when, self._look, loop), when
@@ -75,7 +75,7 @@ class Watch:
 
 
 class Wait:
-    """The running task waits for the reply to a message, until a deadline. The waiting code takes it off the watch."""
+    """The running task's wait for a reply, until a deadline. The waiting code removes it from the watch."""
 
     __slots__ = ("_cancelling", "deadline", "expired", "task")
 
@@ -97,10 +97,10 @@ class Wait:
 
 
 class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brings no types
-    """A connection that remembers how its last command was answered, and the server's notices.
+    """A connection that keeps the command tag of its last reply, and the server's notices.
 
-    Both are known before the task that awaits the reply goes on. Notices of oncekey's own procedures are taken when
-    they are parsed; for all others there is a listener, which asyncpg schedules before it schedules the task.
+    Both are available before the task that awaits the reply continues. Notices of oncekey's own procedures are taken
+    when they are parsed; for all others there is a listener, which asyncpg schedules before it schedules the task.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (asyncpg's, version by version)
@@ -109,25 +109,25 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self.unsure = False
         self.notice: str | None = None
         self.watch = Watch()
-        """The watch over its messages; a pool has one for all of its connections."""
+        """The watch over its messages; all connections of a pool share one."""
         self.suspect = False
         self.handled = False
-        """Whether a handler used the transaction that is open."""
+        """Whether a handler used the open transaction."""
         self.unconfirmed = UnconfirmedCommits()
         self.generation: int | None = 0
         self.born = self.rested = time.monotonic()
         self.add_log_listener(self._take_notice)
 
     async def execute(self, query: str, *args: Any, timeout: float | None = None) -> str:  # noqa: ANN401, ASYNC109  (asyncpg's)
-        """Execute, and remember the answer: a COMMIT may be answered with ROLLBACK (F20)."""
+        """Execute, and keep the command tag: the reply to a COMMIT may be ROLLBACK (F20)."""
         tag: str = await super().execute(query, *args, timeout=timeout)
         self.tag = tag
         return tag
 
     async def open(self, then: str, limit: float) -> Transaction:
-        """Begin a transaction that asyncpg knows of; the text `then` is sent in the same message.
+        """Begin a transaction and register it with asyncpg; the text `then` is sent in the same message.
 
-        It does what `Transaction.start` does, which sends its BEGIN alone.
+        `Transaction.start` does the same, but sends its BEGIN alone.
         """
         transaction = Transaction(self, "read_committed", False, False)  # noqa: FBT003  (neither read-only nor deferrable)
         self.unsure, self.notice, self._top_xact = False, None, transaction
@@ -144,13 +144,13 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         return transaction
 
     async def finish(self, text: str, limit: float) -> None:
-        """Send the last statements of a transaction in one message, its COMMIT included."""
+        """Send the last statements of a transaction in one message, including its COMMIT."""
         self.unsure, self.notice = False, None
         wait = Wait(self.watch, limit)
         try:
             self.tag = await super().execute(text)
         except asyncio.CancelledError:
-            self.unconfirmed.add()  # the server is asked to stop, and then it stops waiting for its standby
+            self.unconfirmed.add()  # the server is asked to cancel, and then it stops waiting for its standby
             if wait.explains():
                 raise TimeoutError from None
             raise
@@ -163,18 +163,18 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
         self.unsure, self.notice = False, None
 
     def invalidate_handles(self, ours: Transaction) -> None:
-        """Invalidate all statements, cursors and transactions that were made so far, except our own, as a pool does."""
+        """Invalidate all existing statements, cursors and transactions except our own, as a pool does."""
         self._pool_release_ctr += 1
         ours._con_release_ctr = self._pool_release_ctr  # noqa: SLF001  (asyncpg has no other way to tell them apart)
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether the next borrower may have it as it is."""
+        """Whether the next borrower may use it as it is."""
         protocol = self._protocol
         return not (protocol.is_in_transaction() or protocol._is_cancelling() or self._top_xact)  # noqa: SLF001
 
     async def settled(self) -> None:
-        """Wait for a statement that is being cancelled, and roll back what is open; if that fails, close it."""
+        """Wait for a statement that is being cancelled, and roll back an open transaction; if that fails, close."""
         try:
             async with asyncio.timeout(GRACE):
                 if self._protocol._is_cancelling():  # noqa: SLF001
@@ -197,9 +197,9 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
             self.add_log_listener(self._take_notice)
 
     def _process_log_message(self, fields: Mapping[str, str], last_query: object) -> None:
-        """Take our own notices here, where asyncpg makes an object of a notice and schedules its listeners.
+        """Take our own notices here, where asyncpg would create an object and schedule its listeners.
 
-        If a later version of asyncpg calls something else, our listener still gets them.
+        If a later version of asyncpg calls another method, our listener still receives them.
         """
         if fields.get("C") == server.NOTICE and len(self._log_listeners) == 1:
             if self.notice is None:
@@ -217,13 +217,13 @@ class StoreConnection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg brin
 
 
 async def is_pooled(connection: asyncpg.Connection) -> bool:
-    """Whether a pooler stands before the server: it greets a client with a process number of its own."""
+    """Whether there is a pooler in front of the server: it greets a client with its own process number."""
     tag: str = await connection.execute(GREETED.format(pid=connection.get_server_pid()))
     return tag != server.FOUND
 
 
 async def cleaned(connection: asyncpg.Connection) -> None:
-    """Reset what a handler may have left in a session; if that fails, close the connection."""
+    """Reset the state that a handler may have left in a session; if that fails, close the connection."""
     try:
         async with asyncio.timeout(GRACE):
             await connection.execute(RESET)
@@ -233,16 +233,16 @@ async def cleaned(connection: asyncpg.Connection) -> None:
 
 
 async def cancel_and_close(connection: asyncpg.Connection) -> None:
-    """Close a connection with a statement under way, and ask the server to stop executing it.
+    """Close a connection with a running statement, and ask the server to cancel it.
 
-    Otherwise the statement would hold its locks, the key's among them, for as long as it takes.
+    Otherwise the statement would hold its locks, including the key's, for as long as it runs.
     """
     try:
         async with asyncio.timeout(GRACE):
-            # This is what asyncpg does when the task of a statement is cancelled. That task is not ours to cancel.
+            # asyncpg does this when the task of a statement is cancelled, but that task is not ours to cancel.
             await connection._cancel(asyncio.get_running_loop().create_future())  # noqa: SLF001
     except FAILURES:
-        pass  # then the server notices by itself
+        pass  # then the server has to notice it
     finally:
         connection.terminate()
 
@@ -278,13 +278,13 @@ def commit_error(error: Exception, connection: StoreConnection, what: str) -> On
 
 
 def is_taken(error: Exception) -> bool:
-    """Whether a record found its place taken, or a step another owner of its record."""
+    """Whether the record already exists, or the step's record has another owner."""
     place = (getattr(error, "schema_name", None), getattr(error, "table_name", None))
     return _sqlstate(error) == server.NOT_OURS or (_sqlstate(error) == server.TAKEN and place == server.RECORD)
 
 
 def check_commit(connection: StoreConnection, what: str) -> None:
-    """Raise unless a COMMIT was answered with COMMIT, without a warning that it is not on the standby yet."""
+    """Raise unless the reply to a COMMIT is COMMIT, without a warning that it is not on the standby yet."""
     if connection.tag != "COMMIT":
         raise server.not_committed(connection.tag, what)
     if connection.unsure:
@@ -292,13 +292,13 @@ def check_commit(connection: StoreConnection, what: str) -> None:
 
 
 def cause(error: Exception) -> Exception | None:
-    """The original error, if it may be shown with ours: not one that repeats a value or a whole row."""
+    """The original error if it is safe to chain: not one that repeats a value or a whole row."""
     declared = isinstance(error, ValueError | OverflowError) or _sqlstate(error).startswith(_VALUES)
     return None if declared else error
 
 
 def is_busy(error: Exception) -> bool:
-    """Whether asyncpg refused to send, because another statement is under way on the same connection."""
+    """Whether asyncpg refused to send, because another statement is running on the same connection."""
     return isinstance(error, asyncpg.InterfaceError) and _BUSY in str(error)
 
 
@@ -310,14 +310,14 @@ def was_never_sent(error: Exception, connection: asyncpg.Connection) -> bool:
 
 
 def was_lost(error: Exception, connection: asyncpg.Connection) -> bool:
-    """Whether the connection is lost, so that the result of what was sent is not known."""
+    """Whether the connection is lost, so that the outcome of the last message is unknown."""
     if isinstance(error, OSError):
         return True
     ended = server.is_the_end(_sqlstate(error) or None, getattr(error, "severity_en", None))
     return ended or bool(connection.is_closed())
 
 
-def _suspect(connection: Any) -> None:  # noqa: ANN401  (ours, or the caller's, which no pool of ours takes back)
+def _suspect(connection: Any) -> None:  # noqa: ANN401  (ours, or the caller's, which is in no pool of ours)
     if hasattr(connection, "suspect"):  # asyncpg calls every connection an instance of every kind
         connection.suspect = True
 

@@ -1,4 +1,4 @@
-"""Business transactions on asyncpg: a handler writes through them, and oncekey ends them (L4, L5)."""
+"""Business transactions on asyncpg, in which a handler writes and which oncekey ends (L4, L5)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ T = TypeVar("T")
 _LASTING: Final = frozenset(
     {"add_query_logger", "add_termination_listener", "reset_type_codec", "set_builtin_type_codec", "set_type_codec"}
 )
-"""Methods that change asyncpg's own side of a connection, and not the session."""
+"""Methods that change asyncpg's state of a connection, not the session."""
 
 
 class AsyncpgTransaction:
-    """A business transaction that a handler writes through."""
+    """A business transaction in which a handler writes."""
 
     __slots__ = (
         "_committed",
@@ -73,7 +73,7 @@ class AsyncpgTransaction:
 
     @property
     def first_row(self) -> Rows | None:
-        """The row of a first statement that was sent with BEGIN. None: it has to be executed by itself."""
+        """The row of a first statement that was sent with BEGIN. None: it has to be executed separately."""
         raw = self._raw
         if raw.notice is None:
             return () if raw.tag == server.FOUND else None
@@ -121,7 +121,7 @@ class AsyncpgTransaction:
             rows = await commit_with(
                 self._raw, last, self._limit, server.WHAT, resets_session=resets_session, sets=self._use.sets
             )
-            self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
+            self._resets_session = self._resets_session and rows is None  # otherwise the commit's message has reset it
             self._over = rows is not None and self._pool.returned_at_once(self._raw)
         except TransactionControlError:
             self._committed = False  # nothing was sent
@@ -144,7 +144,7 @@ class AsyncpgTransaction:
             await self._pool.give(self._raw, used=self._use.used and self._resets_session)
 
     def _take_back(self) -> None:
-        """Refuse every further use by the handler, also of what it prepared."""
+        """Refuse all further use by the handler, including of prepared statements."""
         self._use.over = True
         self._raw.invalidate_handles(self._transaction)
 
@@ -176,7 +176,7 @@ class AsyncpgHandlerConnection:
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever asyncpg has there)
         raw = self._open()
         if name in _LASTING:
-            raw.generation = None  # a pool does not keep it: asyncpg has no way to undo this
+            raw.generation = None  # the pool will not keep it, because asyncpg cannot undo this change
         return getattr(raw, name)
 
     def __repr__(self) -> str:
@@ -187,7 +187,7 @@ class AsyncpgHandlerConnection:
         return await self._checked(query).execute(query, *args, **kwargs)
 
     async def executemany(self, command: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
-        """Execute a statement for each of many arguments."""
+        """Execute a statement once for each set of arguments."""
         return await self._checked(command).executemany(command, *args, **kwargs)
 
     async def fetch(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
@@ -195,11 +195,11 @@ class AsyncpgHandlerConnection:
         return await self._checked(query).fetch(query, *args, **kwargs)
 
     async def fetchmany(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
-        """The rows of a statement for each of many arguments."""
+        """The rows of a statement, for each set of arguments."""
         return await self._checked(query).fetchmany(query, *args, **kwargs)
 
     async def fetchrow(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
-        """The first row."""
+        """The first row of a statement."""
         return await self._checked(query).fetchrow(query, *args, **kwargs)
 
     async def fetchval(self, query: str, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  (as asyncpg)
@@ -252,7 +252,7 @@ async def execute(connection: Any, limit: float | None, mode: Mode, statement: S
 
 
 async def execute_alone(connection: Any, limit: float | None, mode: Mode, statement: Statement) -> Rows:  # noqa: ANN401
-    """The same for statements that commit by themselves: the server may warn that its standby lacks the commit."""
+    """Execute a statement that commits by itself: the server may warn that its standby lacks the commit."""
     try:
         rows = await execute(connection, limit, mode, statement)
     except asyncio.CancelledError:
@@ -273,7 +273,7 @@ async def begin(connection: connections.StoreConnection, then: str, limit: float
 
 
 async def commit(connection: Any, transaction: Any, limit: float | None, what: str) -> None:  # noqa: ANN401
-    """Commit, or raise what happened to it."""
+    """Commit; raises the store's error if that failed."""
     try:
         connection.forget_notices()
         async with asyncio.timeout(limit):
@@ -295,17 +295,17 @@ async def commit_with(
     resets_session: bool,
     sets: bool,
 ) -> Rows | None:
-    """Send a last statement, COMMIT, and the session's clean-up in one message.
+    """Send a last statement, COMMIT, and the reset of the session in one message.
 
     None: another request has stored this record first; nothing was committed.
 
     The server executes a message up to the first statement that fails:
 
     - an error, and the transaction is still open: the last statement failed, so nothing is committed;
-    - an error, and it is over: the COMMIT was refused, or the clean-up after it failed. `Statement.proof`, a query
-      whether it was committed, finds out which; if that cannot be asked, the outcome is ambiguous;
-    - no error: committed. A COMMIT is answered with ROLLBACK only where a statement had failed before (F20), and then
-      the last statement would have failed, too.
+    - an error, and it is over: the COMMIT was refused, or the reset after it failed. `Statement.proof`, a query
+      whether it was committed, decides which; if that query fails, the outcome is ambiguous;
+    - no error: committed. The reply to a COMMIT is ROLLBACK only if a statement had failed before (F20), and then
+      the last statement would have failed too.
     """
     try:
         await connection.finish(server.sealing(last, sets=sets) + (RESET if resets_session else ""), limit)
@@ -318,7 +318,7 @@ async def commit_with(
             raise connections.statement_error(error, connection, Mode.ATOMIC, last.name) from connections.cause(error)
         if not resets_session or not await _was_committed(connection, last, limit, what):
             raise connections.commit_error(error, connection, what) from connections.cause(error)
-        connection.terminate()  # the session is not clean
+        connection.terminate()  # the session was not reset
     if connection.unsure:
         raise server.unsure_commit(what)
     return () if connection.notice is None else [server.row_from_notice(connection.notice)]
@@ -337,7 +337,7 @@ async def _was_committed(
 
 
 async def undo(connection: Any, transaction: Any, limit: float | None) -> None:  # noqa: ANN401
-    """Roll back if that is still possible, else close the connection."""
+    """Roll back if still possible, else close the connection."""
     if connection.is_closed():
         return
     try:

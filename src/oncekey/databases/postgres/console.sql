@@ -1,8 +1,8 @@
--- Listings for operators. Every list walks one index from a place on and reads no more than :looked of its entries:
--- those that do not match are skipped, and the edge is where to continue. Lists return the clock even if they are
--- empty, and no responses: bodies may be large. -- The walks differ in their states, and in what they are ordered by:
--- when a record began, or when it expires. A state is written into the statement and is no parameter: only so does the
--- planner find the index of that state.
+-- Listings for operators. Every list walks one index from a position and reads at most :looked of its entries: those
+-- that do not match are skipped, and the edge is the position where the next page begins. Lists return the clock even if
+-- they are empty, and no responses: bodies may be large. The walks differ in their state and their order: by the
+-- beginning of a record, or by its expiry. The state is written into the statement and is not a parameter, because
+-- otherwise the planner could not use the index of that state.
 
 -- part: walked
 entry.scope, entry.key, entry.created_at, entry.expires_at, entry.operation, entry.effects, entry.last_error,

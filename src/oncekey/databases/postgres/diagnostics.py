@@ -1,4 +1,4 @@
-"""What is wrong with a PostgreSQL server: what it could lose, what blocks it, how it is reached. Pure."""
+"""Diagnoses a PostgreSQL server: durability, open transactions, vacuum and poolers. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY_DEAD: Final = 0.2
 
 
 def findings(diagnostics: Mapping[str, Rows], now: Instant, lease: Duration) -> Iterator[Finding]:
-    """What the statements of the store found."""
+    """The findings from the results of the store's statements."""
     if "diagnostic_rows" in diagnostics:
         yield from records(diagnostics["diagnostic_rows"])
     yield from tables(diagnostics.get("diagnostic_tables", ()), now)
@@ -38,15 +38,15 @@ def tables(rows: Rows, now: Instant) -> Iterator[Finding]:
                 Level.WARNING,
                 "dead rows",
                 seen,
-                "every look reads past them, and the table grows",
-                "find who keeps vacuum from it (an old transaction or slot, below), or let autovacuum run more often",
+                "every query reads past them, and the table grows",
+                "find what blocks vacuum (an old transaction or slot, below), or let autovacuum run more often",
             )
         else:
             yield Finding(Level.OK, "dead rows", seen)
 
 
 def sessions(rows: Rows, holders: Rows) -> Iterator[Finding]:
-    """Whether a session's transaction stands open: it keeps dead rows alive, and may hold locks."""
+    """Whether a session has a long open transaction, which keeps dead rows alive and may hold locks."""
     for row in rows:
         idle, longest = int(row["idle"]), int(row["longest_idle"])
         oldest, xmin = int(row["oldest_transaction"]), int(row["oldest_xmin"])
@@ -55,7 +55,7 @@ def sessions(rows: Rows, holders: Rows) -> Iterator[Finding]:
                 Level.WARNING,
                 "idle transactions",
                 f"{idle} idle in a transaction, the longest for {longest // SECOND} s",
-                "it holds its locks, LOCAL's own among them, and keeps vacuum from all tables",
+                "it holds its locks, including those of LOCAL, and blocks vacuum in all tables",
                 "find it in pg_stat_activity; set idle_in_transaction_session_timeout",
             )
         else:
@@ -65,7 +65,7 @@ def sessions(rows: Rows, holders: Rows) -> Iterator[Finding]:
                 Level.WARNING,
                 "old transactions",
                 f"the oldest is open for {oldest // SECOND} s, the oldest snapshot is {xmin} transactions old",
-                "rows that died since cannot be cleaned away",
+                "rows that died since then cannot be removed",
                 "end it, or move long reports to a standby",
             )
         if int(row["hidden"]):
@@ -73,8 +73,8 @@ def sessions(rows: Rows, holders: Rows) -> Iterator[Finding]:
                 Level.NOTE,
                 "sessions",
                 f"{row['hidden']} sessions of other users cannot be seen",
-                "what they hold open is not known here",
-                "GRANT pg_read_all_stats to this user for a full answer",
+                "their open transactions are not known here",
+                "GRANT pg_read_all_stats to this user for a full report",
             )
     for row in holders:
         if int(row["prepared"]) or int(row["slot_xmin"]) > OLD_XMIN:
@@ -82,49 +82,49 @@ def sessions(rows: Rows, holders: Rows) -> Iterator[Finding]:
                 Level.WARNING,
                 "old transactions",
                 f"{row['prepared']} prepared transactions, a replication slot {row['slot_xmin']} transactions behind",
-                "rows that died since cannot be cleaned away",
-                "ROLLBACK PREPARED what was forgotten; drop the slot of a consumer that is gone",
+                "rows that died since then cannot be removed",
+                "ROLLBACK PREPARED forgotten transactions; drop the slot of a consumer that is gone",
             )
 
 
 def pooler(*, stands: bool, per_transaction: bool, declared: bool | None) -> Finding:
-    """Whether the store's address says which pooler stands before the server."""
+    """Whether the store's address declares the pooler in front of the server."""
     if not stands:
         if declared:
             return Finding(
                 Level.NOTE,
                 "pooler",
-                "the address says that there is one, and none stands before the server",
-                "less is kept prepared than could be, which makes statements dearer",
-                "take pgbouncer= out of the URL",
+                "the URL declares a pooler, but there is none in front of the server",
+                "fewer statements stay prepared, so each one costs more",
+                "remove pgbouncer= from the URL",
             )
-        return Finding(Level.OK, "pooler", "none stands before the server")
+        return Finding(Level.OK, "pooler", "there is none in front of the server")
     if declared:
         return Finding(
             Level.OK,
             "pooler",
-            "one stands before the server, and the address says so",
+            "there is one in front of the server, and the URL declares it",
             "nothing is kept in a session: no lock, no setting, no statement that the pooler does not keep itself",
         )
     if per_transaction:
         return Finding(
             Level.WARNING,
             "pooler",
-            "one lends the server's connections by the transaction, and the address does not say so",
-            "another client meets what is prepared or set in a session",
+            "one lends the server's connections per transaction, and the URL does not declare it",
+            "other clients see statements and settings left in the pooled session",
             "add ?pgbouncer=1 to the URL, and server_reset_query_always = 1 to PgBouncer",
         )
     return Finding(
         Level.NOTE,
         "pooler",
-        "one stands before the server; whether it lends connections by the transaction was not seen",
-        "another client meets what is prepared or set in a session if it does",
+        "there is one in front of the server; whether it lends connections per transaction could not be detected",
+        "if it does, other clients see statements and settings left in the pooled session",
         "add ?pgbouncer=1 to the URL if its pool_mode is transaction",
     )
 
 
 def settings(rows: Rows, lease: Duration) -> Iterator[Finding]:
-    """Whether the server's own settings break a promise."""
+    """Whether the server's settings break one of oncekey's guarantees."""
     settings_found = {str(row["name"]): str(row["value"]) for row in rows}
     for name in ("fsync", "full_page_writes"):
         if settings_found.get(name) == "off":
@@ -132,17 +132,17 @@ def settings(rows: Rows, lease: Duration) -> Iterator[Finding]:
                 Level.ERROR,
                 "settings",
                 f"{name} is off",
-                "a crash of the host loses or breaks answers that were acknowledged",
+                "a crash of the host loses or corrupts acknowledged responses",
                 f"set {name} = on",
             )
     for name in ("autovacuum", "track_counts"):
         if settings_found.get(name) == "off":
             yield Finding(
-                Level.WARNING, "settings", f"{name} is off", "dead rows are never cleaned away", f"set {name} = on"
+                Level.WARNING, "settings", f"{name} is off", "dead rows are never removed", f"set {name} = on"
             )
     if settings_found.get("default_transaction_read_only") == "on":
         yield Finding(
-            Level.ERROR, "settings", "this is read only", "no key can be claimed here", "connect to the primary"
+            Level.ERROR, "settings", "the server is read-only", "no key can be claimed here", "connect to the primary"
         )
     if settings_found.get("in_hot_standby") == "on":
         yield Finding(
@@ -150,14 +150,14 @@ def settings(rows: Rows, lease: Duration) -> Iterator[Finding]:
             "settings",
             "this is a standby",
             "no key can be claimed here",
-            "connect to the primary; with several hosts in the URL the one that takes writes is found",
+            "connect to the primary; with several hosts in the URL, the one that accepts writes is used",
         )
     if settings_found.get("synchronous_standby_names"):
         yield Finding(
             Level.OK,
             "standby",
             f"commits wait for {settings_found['synchronous_standby_names']}",
-            "what was acknowledged is there after a fail-over; without the standby nothing is acknowledged",
+            "acknowledged commits survive a failover; without the standby nothing is acknowledged",
         )
     limit = int(settings_found.get("transaction_timeout", "0")) * 1000
     if 0 < limit < lease:
@@ -165,7 +165,7 @@ def settings(rows: Rows, lease: Duration) -> Iterator[Finding]:
             Level.WARNING,
             "settings",
             f"transaction_timeout is {limit // SECOND} s, and the lease {lease // SECOND} s",
-            "the server ends a LOCAL handler's transaction before its own time is over",
+            "the server ends a LOCAL handler's transaction before its lease",
             "make transaction_timeout longer than the lease for this user",
         )
     if "server_version" in settings_found:

@@ -1,5 +1,5 @@
--- Diagnostics of PostgreSQL. Nothing here writes, and nothing needs more rights than oncekey's own tables: sessions of
--- other users are counted as hidden if this user may not see them.
+-- Diagnostics of PostgreSQL. Nothing here writes or needs rights beyond oncekey's own tables: sessions of other users
+-- are counted as hidden if this user may not see them.
 
 -- name: diagnostic_clock
 -- Read the database's clock, to compare it with the machine's.
@@ -59,8 +59,8 @@ FROM (SELECT ttl, call_timeout FROM oncekey.record LIMIT 1000) AS record;
 
 -- name: diagnostic_rows
 -- Count the rows that break a rule which every statement keeps.
--- Rows that no oncekey statement writes, by the rule that they break. The table's one check keeps out what could not be
--- replayed; the others are checked here, in a bounded number of unfinished, finished and other rows.
+-- No oncekey statement writes such rows. The table's one check prevents rows that could not be replayed; the other rules
+-- are checked here, in a bounded number of unfinished, finished and other rows.
 WITH looked AS MATERIALIZED (
     SELECT DISTINCT ON (record.scope, record.key) record.*
     FROM (

@@ -1,6 +1,6 @@
 -- How PostgreSQL records its migrations. The lock's number is arbitrary and reserved for oncekey; it ends with the
--- transaction. A migration that waits for a lock on a table stops every statement behind it, so it waits for five
--- seconds only.
+-- transaction. A migration that waits for a lock on a table blocks every statement behind it, so it waits only five
+-- seconds.
 
 -- name: lock
 -- Lock the migrations, so that one process at a time applies them.

@@ -1,14 +1,14 @@
 -- LOCAL in one commit: lock and read come first, and the finished record is written once, last.
--- `begun` is the lock's number, kept in the transaction. If it is missing at the end, this is not the transaction that was
--- begun, and nothing may be stored in it: `seal`, whose COMMIT is in the same message, then fails with 22012 (division by zero).
--- `enter` is `lock` and `seal` is `commit_new` for the messages of BEGIN and COMMIT (migrations 0007 and 0012). `enter` returns
--- one row for a new key whose lock this transaction holds, and none in all other cases.
+-- `begun` is the lock's number, stored in the transaction. If it is missing at the end, this is not the transaction that
+-- was begun, and nothing may be stored in it: `seal`, with the COMMIT in the same message, fails with 22012 (division by
+-- zero). `enter` is `lock` and `seal` is `commit_new` for the messages of BEGIN and COMMIT (migrations 0007 and 0012).
+-- `enter` returns one row for a new key whose lock this transaction holds, and none in all other cases.
 
 -- part: begun
 NULLIF(current_setting('oncekey.begun', true), '')::bigint
 
 -- part: begun_here
--- Divides by zero in any other transaction than the one that was begun.
+-- Divides by zero in any transaction other than the one that was begun.
 1 / length(COALESCE(current_setting('oncekey.begun', true), '')) IS NOT NULL
 
 -- name: lock
@@ -21,12 +21,12 @@ FROM oncekey.lock_request_2(
 
 -- name: enter
 -- Lock a key and look for its record, in one message with BEGIN.
--- A row: the key is new, and this transaction holds its lock. A notice: the lock was taken and there is no record, or a response
--- is stored, which the notice contains. Neither: `lock` follows. `enter_2` is the second version of this function.
+-- A row: the key is new, and this transaction holds its lock. A notice: another request holds the lock and there is no
+-- record, or the notice contains the stored response. Neither: `lock` follows. `enter_2` is its second version.
 SELECT WHERE oncekey.enter_2(:lock, :family, :mark, :scope, :key, :now, :lease_ms, :deadline_ms);
 
 -- name: seal
--- The same as `commit_new`, in one message with COMMIT (row 2).
+-- Insert the completed record of a LOCAL request, in one message with COMMIT (row 2).
 SELECT oncekey.seal(:given, :response_body, :now, :guess)
 WHERE {begun_here};
 

@@ -1,5 +1,5 @@
 -- The reads and writes of operators. Writes prove the version that was read; the record is locked before its parcels,
--- as workers do it. Lists return the clock even if they are empty, and no responses: bodies may be large.
+-- as in workers. Lists return the clock even if they are empty, and no responses: bodies may be large.
 
 -- part: listed(schema)
 {all_but_content}, record.memo, record.response_status,
@@ -74,7 +74,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.key COLLATE "C", page.scope;
 
 -- name: last_results
--- Read the steps of the last records that made the same call, as a template for a result by hand.
+-- Read the steps of the last records that made the same call, as a template for an operator's result.
 -- Served by call_at: the newest calls, of which few are read.
 SELECT record.memo
 FROM (SELECT made.* FROM oncekey.call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
@@ -112,7 +112,7 @@ ORDER BY letter.id
 FOR UPDATE;
 
 -- name: operator_answer
--- Complete an unknown record with a response that was given or found out (row 19).
+-- Complete an unknown record with the response of an operator, a resolver or a webhook (row 19).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1,
@@ -150,8 +150,8 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_replace
--- Replace the last result of a record, which an operator gave (row 34).
--- An owner that ran with the former result writes nothing any more: the fence is raised.
+-- Replace the last result of a record, which an operator entered (row 34).
+-- An owner that ran with the former result can no longer write: the fence is raised.
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', fence = record.fence + 1, version = record.version + 1,
@@ -226,7 +226,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: operator_extend
--- Extend the life of a completed record (row 35).
+-- Extend the time to live of a completed record (row 35).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET version = record.version + 1, expires_at = GREATEST(record.expires_at, :expires_at::bigint),
@@ -263,9 +263,9 @@ ORDER BY record.state, record.effects, record.operation;
 
 -- name: standing
 -- Count what is unfinished and what waits, up to a bound; the result is one row.
--- Unfinished records are read once, by record_key. Other kinds that may be many are counted along their index, up to a
--- bound: record_expiring, outbox_due, dead_letter_died. The number of finished ones is the server's estimate of all rows less
--- the unfinished ones, because counting them would read them all.
+-- Unfinished records are read once, by record_key. Other kinds, which may be many, are counted along their index, up to a
+-- bound: record_expiring, outbox_due, dead_letter_died. The number of finished ones is the server's estimate of all rows
+-- minus the unfinished ones, because counting them would read them all.
 WITH {clock}, unfinished AS MATERIALIZED (
     SELECT count(*) AS records,
            count(*) FILTER (WHERE record.state = 'pending') AS pending,

@@ -1,6 +1,6 @@
--- The outbox. A write about a parcel proves its id and its fence; a write about its record locks the record first, so that two
--- workers never wait for each other crosswise. `due_at` is when a worker may claim a parcel next: when it is to be tried, or,
--- while it is held, when its lease runs out.
+-- The outbox. A write to a parcel proves its id and its fence; a write to its record locks the record first, so that two
+-- workers never deadlock. `due_at` is when a worker may claim a parcel next: at its next attempt or, while a worker
+-- holds it, at the end of its lease.
 
 -- name: put_parcels
 -- Insert the parcels of a handler, in the transaction of its business rows.
@@ -20,11 +20,11 @@ RETURNING id;
 
 -- name: due
 -- Claim the parcels that a worker delivers next, longest waiting first.
--- The first parcel of each order is looked up among the first thousand that are due. Only if nearly all of those wait
--- for others is the rest read, one step per order: a long order must neither hide the parcels behind it, nor be
--- searched to its end. At most `careful` of the parcels are taken that are a request's own call or were attempted
--- before. A parcel that was found is locked by its row address (`spot`), and skipped if it has moved since. A planner
--- that sees the limit, and has no statistics yet, takes it for more rows than there are: it would read and sort all due
+-- The first parcel of each order is looked up among the first thousand that are due. The rest is read only if nearly all
+-- of those wait for others, in one step per order: a long order must neither hide the parcels behind it, nor be
+-- searched to its end. At most `careful` of the parcels are claimed that are a request's own call or were attempted
+-- before. A parcel that was found is locked by its row address (`spot`), and skipped if it has moved since. Without
+-- statistics, a planner that sees the limit assumes that there are fewer rows than that: it would read and sort all due
 -- parcels for every claim. So the limit is hidden from it; then it uses the index, and stops.
 WITH RECURSIVE {clock}, known AS MATERIALIZED (
     SELECT ARRAY(SELECT json_array_elements_text(:topics::json)) AS topics
@@ -112,7 +112,7 @@ RETURNING parcel.place, parcel.id, parcel.kind, parcel.scope, parcel.key, parcel
     parcel.lease_until, parcel.created_at, parcel.first_error, parcel.last_error;
 
 -- name: held_by
--- Read the parcels that a claim got, after its reply was lost.
+-- Read the parcels that a worker has claimed, after the reply was lost.
 SELECT {now} AS now, parcel.*
 FROM oncekey.outbox AS parcel
 WHERE parcel.owner = :owner::text AND parcel.state = 'held';
@@ -124,7 +124,7 @@ FROM oncekey.outbox AS parcel WHERE parcel.id = :id::uuid;
 
 -- name: sent
 -- Delete messages that were delivered.
--- Each parcel is looked up by its id: for a join, the planner would expect to find one that is held, and search for it.
+-- Each parcel is looked up by its id: for a join, the planner would scan the held parcels.
 WITH {durable_clock}, ours AS MATERIALIZED (
     SELECT locked.spot
     FROM json_to_recordset(:held::json) AS held(id uuid, fence bigint)

@@ -1,4 +1,4 @@
--- Steps of phased records: what an owner writes between its claim and its settlement. All are served by record_pkey.
+-- Steps of phased records: the owner's writes between its claim and its settlement. All are served by record_pkey.
 -- The memo is compared as a whole: a resolver may have added the open call's result without raising the fence.
 -- `keep` is `checkpoint` for the message of a COMMIT (migration 0011).
 
@@ -21,7 +21,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: keep
--- The same as `checkpoint`, in one message with COMMIT (row 5).
+-- Store the results of finished steps, in one message with COMMIT (row 5).
 SELECT oncekey.keep(:given, :now)
 WHERE {begun_here};
 

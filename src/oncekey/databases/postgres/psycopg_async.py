@@ -1,10 +1,10 @@
 """The driver for PostgreSQL through psycopg, for asyncio.
 
-It works behind a pooler that lends server connections per transaction: nothing is set beyond a transaction, and
-nothing is prepared unless `prepare_threshold` or the address (`?pgbouncer=0`) asks for it.
+It works behind a pooler that lends server connections per transaction: no setting outlives a transaction, and
+nothing is prepared unless `prepare_threshold` or the address (`?pgbouncer=0`) enables it.
 
-A connection is made in the caller's own task if there is none to lend. So a server that is down is reported at once
-with its own error, and one that is back is used at once: no background worker has to find out first.
+If no connection is idle, one is opened in the caller's own task. So a server that is down is reported at once with
+its own error, and one that is back is used at once: no background worker has to notice first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class AsyncPsycopgDriver:
         self._pool = AsyncPool(address.dsn, pool_size, timeout, connections.threshold(address, prepare_threshold))
         self._limit = statement_timeout
         self._notice = address.pooler  # asyncio only
-        # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
+        # A pooler would execute the reset on any free connection, and the handler's would stay as it is.
         self._resets_session = not address.pooler
         self._begin = f"{server.BEGIN}; {server.opening(idle_timeout)}"  # one message, so that it costs one round trip
 
@@ -104,7 +104,7 @@ class AsyncPsycopgDriver:
         return await server.only_reading(await self.begin())
 
     async def pooling(self) -> Pooling:  # asyncio only
-        """Whether a pooler stands before the server."""
+        """Whether there is a pooler in front of the server."""
         async with self._pool.lent(self._limit) as one, self._pool.lent(self._limit) as two:
             greeted = (one.pgconn.backend_pid, two.pgconn.backend_pid)
             answered = [
@@ -118,7 +118,7 @@ class AsyncPsycopgDriver:
 
     @aretrying(LostError)
     async def _opened(self, first: Statement | None) -> tuple[transactions.AsyncPsycopgTransaction, Rows | None]:
-        """A transaction that has begun, and the row of its first statement, if that was sent with BEGIN and has one."""
+        """A transaction that has begun, and the row of its first statement if that was sent with BEGIN and has one."""
         connection = await self._pool.take()
         connection.limit = self._limit
         rows: Rows | None = None
@@ -166,7 +166,7 @@ class AsyncPool:
 
     @property
     def is_full(self) -> bool:
-        """Whether business transactions hold all connections that they may."""
+        """Whether business transactions hold all connections that they may use."""
         return self._business.full
 
     async def wait_for_slot(self, seconds: float) -> bool:  # asyncio only
@@ -191,7 +191,7 @@ class AsyncPool:
         self._business.release()
 
     def close(self) -> None:
-        """Close all connections; those in use when they come back."""
+        """Close all connections; those in use when they are returned."""
         self._shelf.close()
 
     async def _take(self, deadline: float) -> connections.AsyncStoreConnection:

@@ -1,4 +1,4 @@
-"""Business transactions on psycopg for asyncio: a handler writes through them, and oncekey ends them (L4, L5)."""
+"""Business transactions on psycopg for asyncio, in which a handler writes and which oncekey ends (L4, L5)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class AsyncPsycopgTransaction:
-    """A business transaction that an `async def` handler writes through."""
+    """A business transaction in which an `async def` handler writes."""
 
     def __init__(
         self, pool: AsyncPool, connection: connections.AsyncStoreConnection, limit: float, *, resets_session: bool
@@ -80,7 +80,7 @@ class AsyncPsycopgTransaction:
         try:
             await self._refuse_if_used(self._raw)
             _refuse_if_ended(self._raw)
-            # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
+            # A handler's statement that is queued behind this commit is refused when its turn comes.
             self._use.over = True
             self._raw.limit = self._limit
             await commit_with(self._raw, server.BEGUN, server.WHAT, resets_session=False, sets=False)
@@ -99,7 +99,7 @@ class AsyncPsycopgTransaction:
             connection.handled = self._use.used
             resets_session = self._use.used and self._resets_session
             rows = await commit_with(connection, last, server.WHAT, resets_session=resets_session, sets=self._use.sets)
-            self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
+            self._resets_session = self._resets_session and rows is None  # otherwise the commit's message has reset it
         finally:
             await self.rollback()
         return rows
@@ -116,11 +116,11 @@ class AsyncPsycopgTransaction:
                 connection.limit = self._limit
                 await undo(connection)
         finally:
-            # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
+            # If this is cancelled halfway, the connection is still in the transaction: it is closed, not lent again.
             self._pool.give(connection, used=self._use.used and self._resets_session)
 
     def leave(self) -> None:
-        """Roll back without waiting for the reply: the next borrower of the connection does."""
+        """Roll back without waiting for the reply: the next borrower of the connection waits for it."""
         connection, self._raw = self._raw, None
         if connection is not None:
             self._use.over = True
@@ -186,7 +186,7 @@ class AsyncPsycopgHandlerCursor(connections.PsycopgProxy):
         return self
 
     async def executemany(self, query: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as psycopg takes them)
-        """Execute a statement for each of many parameters."""
+        """Execute a statement once for each set of parameters."""
         self._check(query)
         await self._raw.executemany(query, *args, **kwargs)
 
@@ -238,15 +238,15 @@ async def execute_alone(connection: connections.AsyncStoreConnection, mode: Mode
 
 
 async def begin(connection: connections.AsyncStoreConnection, text: str, what: str) -> None:
-    """Begin a transaction, with the settings in the text if there are any, or only set them."""
+    """Begin a transaction, with the settings in the text if there are any, or only apply the settings."""
     try:
-        await connection.execute(text, prepare=False)  # PostgreSQL prepares one command, and this may be two
+        await connection.execute(text, prepare=False)  # PostgreSQL prepares only single commands, and these may be two
     except psycopg.Error as error:
         raise replies.statement_error(error, connection, Mode.ATOMIC, what) from error
 
 
 async def commit(connection: connections.AsyncStoreConnection, what: str) -> None:
-    """Commit, or raise what happened to it."""
+    """Commit; raises the store's error if that failed."""
     connection.unsure = False
     try:
         cursor = await psycopg.AsyncCursor(connection).execute("COMMIT")
@@ -256,7 +256,7 @@ async def commit(connection: connections.AsyncStoreConnection, what: str) -> Non
 
 
 async def begin_with(connection: connections.AsyncStoreConnection, first: Statement) -> Rows | None:
-    """Begin a transaction with its first statement in the same message. None: it has to be executed by itself."""
+    """Begin a transaction with its first statement in the same message. None: it has to be executed separately."""
     connection.notice = None
     try:
         results = await execute_text(connection, f"{server.BEGIN};{server.as_text(first)}")
@@ -269,7 +269,7 @@ async def begin_with(connection: connections.AsyncStoreConnection, first: Statem
 async def commit_with(
     connection: connections.AsyncStoreConnection, last: Statement, what: str, *, resets_session: bool, sets: bool
 ) -> Rows | None:
-    """Send a last statement, COMMIT, and the session's clean-up in one message.
+    """Send a last statement, COMMIT, and the reset of the session in one message.
 
     None: another request has stored this record first; nothing was committed.
     """
@@ -288,6 +288,6 @@ async def execute_text(connection: connections.AsyncStoreConnection, text: str) 
 
 
 async def undo(connection: connections.AsyncStoreConnection) -> None:
-    """Roll back if that is still possible; if not, the pool closes the connection."""
+    """Roll back if still possible; otherwise the pool closes the connection."""
     with suppress(psycopg.Error):
         await psycopg.AsyncCursor(connection).execute("ROLLBACK")

@@ -1,7 +1,7 @@
 """psycopg's connections, with the time limits that the store needs and a listener for a commit's warnings.
 
-Before an idle one is lent its socket is checked, which costs no round trip: a connection that a restart or a
-`pg_terminate_backend` has ended is thrown away before a statement is lost on it.
+Before an idle connection is lent, its socket is checked, which costs no round trip: a connection that a restart or
+`pg_terminate_backend` has ended is discarded before a statement is lost on it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 C = TypeVar("C", "StoreConnection", "AsyncStoreConnection")
 
 GRACE: Final = 1.0
-"""Seconds that the server has to react to a cancelled statement before the connection counts as dead."""
+"""Seconds in which the server must end a cancelled statement before the connection counts as dead."""
 
 MAX_AGE: Final = 1800.0
 """Seconds after which a connection is replaced, so that load reaches a server that was added or moved."""
@@ -61,7 +61,7 @@ _KEEPALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepaliv
 
 
 class _State:
-    """What the driver knows about a connection. With a `limit` a reply may take so many seconds."""
+    """The driver's state of a connection. `limit`: the seconds that a reply may take."""
 
     limit: float | None = None
     use: ConnectionUse | None = None
@@ -69,7 +69,7 @@ class _State:
     notice: str | None = None
     suspect = False
     handled = False
-    """Whether a handler used the transaction that is open."""
+    """Whether a handler used the open transaction."""
     born = 0.0
     threshold: int | None = None
     cleaning = False
@@ -97,14 +97,14 @@ class StoreConnection(_State, psycopg.Connection[Any]):
             self.cleaning = False
 
     def is_free(self, seconds: float) -> bool:
-        """Whether no other thread uses it, and no stream that was left open, after a moment if need be."""
+        """Whether no other thread and no open stream uses it; waits a moment if necessary."""
         if not self.lock.acquire(timeout=seconds):
             return False
         self.lock.release()
         return True
 
     def sever(self) -> bool:
-        """Close it although a statement is under way; False: another thread still waits for the reply."""
+        """Close it even while a statement is running; False: another thread still waits for the reply."""
         self._ask_to_stop()
         cut(self.pgconn)
         return self.is_free(GRACE)
@@ -141,7 +141,7 @@ class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
             self.cleaning = False
 
     async def is_free(self, seconds: float) -> bool:
-        """Whether no other task uses it, and no stream that was left open, after a moment if need be."""
+        """Whether no other task and no open stream uses it; waits a moment if necessary."""
         try:
             async with asyncio.timeout(seconds), self.lock:
                 return True
@@ -149,7 +149,7 @@ class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
             return False
 
     async def sever(self) -> bool:
-        """Close it although a statement is under way; False: another task still waits for the reply."""
+        """Close it even while a statement is running; False: another task still waits for the reply."""
         return await cancel_and_close(self)
 
     def _hang_up(self) -> None:
@@ -166,21 +166,21 @@ class AsyncStoreConnection(_State, psycopg.AsyncConnection[Any]):
 
 
 def lent(connection: C, use: ConnectionUse) -> C:
-    """The connection as a handler gets it: the same server and lock, but an object of its own.
+    """A handler's view of the connection: the same server and lock, but a separate object.
 
-    A handler can keep cursors, transactions and bound methods of it. When the operation is over all of them are
-    refused, also those that wait for their turn at that moment, while the connection itself goes to the next borrower.
+    A handler can keep cursors, transactions and bound methods of it. After the operation all of them are refused,
+    including calls that are queued at that moment, while the connection itself goes to the next borrower.
     """
     view = copy(connection)
     view.use = use
     view.limit = None
-    view._adapters = None  # what a handler registers ends with its object  # noqa: SLF001
-    view._pool = None  # psycopg's mark of a connection that need not be closed before it is forgotten  # noqa: SLF001
+    view._adapters = None  # a handler's registrations end with its object  # noqa: SLF001
+    view._pool = None  # psycopg does not warn if such a connection is dropped before it is closed  # noqa: SLF001
     return view
 
 
 def taken_back(connection: C) -> None:
-    """Undo what a handler changed in the state that its object shares with ours."""
+    """Undo a handler's changes to the state that its object shares with ours."""
     connection.limit, connection.prepare_threshold = None, connection.threshold
     connection.handled = False
     del connection._notice_handlers[1:]  # the first one is our own  # noqa: SLF001
@@ -190,7 +190,7 @@ def taken_back(connection: C) -> None:
 
 
 def clean_up(connection: C, text: str = RESET) -> bool:
-    """Ask the server to reset what a handler may have left in the session; `is_clean` reads the reply."""
+    """Send the reset of the state that a handler may have left in the session; `is_clean` reads the reply."""
     try:
         connection.pgconn.send_query(text.encode())
     except psycopg.Error:
@@ -201,13 +201,13 @@ def clean_up(connection: C, text: str = RESET) -> bool:
 
 
 async def is_pooled(connection: psycopg.AsyncConnection[Any]) -> bool:
-    """Whether a pooler stands before the server: it greets a client with a process number of its own."""
+    """Whether there is a pooler in front of the server: it greets a client with its own process number."""
     async with asyncio.timeout(GRACE), connection.lock:
         return _has_no_row(await connection.wait(answers(connection.pgconn, _greeted(connection.pgconn))))
 
 
 def is_pooled_blocking(connection: psycopg.Connection[Any]) -> bool:
-    """The same for blocking code."""
+    """Blocking version of `is_pooled`."""
     with connection.lock:
         return _has_no_row(connection.wait(answers(connection.pgconn, _greeted(connection.pgconn))))
 
@@ -218,19 +218,19 @@ def _greeted(pgconn: PGconn) -> str:
 
 def _has_no_row(results: list[PGresult]) -> bool:
     if not _all_well(results):
-        raise psycopg.OperationalError("the server did not answer which process it is")
+        raise psycopg.OperationalError("the server did not report its process")
     return not results[0].ntuples
 
 
 async def cleaned(connection: psycopg.AsyncConnection[Any]) -> None:
-    """The same on the application's own connection, waiting for the reply."""
+    """Reset the session of the application's own connection, and wait for the reply."""
     async with asyncio.timeout(GRACE), connection.lock:
         if not _all_well(await connection.wait(answers(connection.pgconn, RESET))):
             raise psycopg.OperationalError(NOT_RESET)
 
 
 def cleaned_blocking(connection: psycopg.Connection[Any]) -> None:
-    """The same of blocking code, which waits for as long as its other statements would."""
+    """Blocking version of `cleaned`, which waits as long as for other statements."""
     with connection.lock:
         if not _all_well(connection.wait(answers(connection.pgconn, RESET))):
             raise psycopg.OperationalError(NOT_RESET)
@@ -238,7 +238,7 @@ def cleaned_blocking(connection: psycopg.Connection[Any]) -> None:
 
 @contextmanager
 def limited_blocking(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Inside of it each reply on the application's own connection may take so many seconds."""
+    """Limit the time in seconds for each reply on the application's own connection inside the block."""
 
     def ask_to_stop() -> None:
         with suppress(psycopg.Error):
@@ -256,7 +256,7 @@ def limited_blocking(connection: psycopg.Connection[Any], seconds: float) -> Ite
 
 
 def answers(pgconn: PGconn, text: str) -> Generator[Any, Any, list[PGresult]]:
-    """Send several statements in one message; the reply to each, up to the first that failed."""
+    """Send several statements in one message; returns the reply to each, up to the first that failed."""
     pgconn.send_query(text.encode("ascii"))
     results: list[PGresult] = yield from generators.execute(pgconn)
     return results
@@ -269,7 +269,7 @@ def cut(pgconn: PGconn) -> None:
 
 
 def cancel_and_close_blocking(connection: psycopg.Connection[Any]) -> None:
-    """End a connection on which a statement of another thread is under way."""
+    """Close a connection on which another thread's statement is running."""
     try:
         with suppress(psycopg.Error):
             connection.cancel_safe(timeout=GRACE)
@@ -278,7 +278,7 @@ def cancel_and_close_blocking(connection: psycopg.Connection[Any]) -> None:
 
 
 async def cancel_and_close(connection: psycopg.AsyncConnection[Any]) -> bool:
-    """Close a connection with a statement under way; False: a task still waits for its reply."""
+    """Close a connection with a running statement; False: a task still waits for its reply."""
     try:
         with suppress(psycopg.Error):
             await connection.cancel_safe(timeout=GRACE)
@@ -292,19 +292,19 @@ async def cancel_and_close(connection: psycopg.AsyncConnection[Any]) -> bool:
 
 
 def connect(address: str, threshold: int | None, unconfirmed: UnconfirmedCommits) -> StoreConnection:
-    """Make a connection."""
+    """Open a connection for blocking code."""
     connection = StoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
     return _ready(connection, threshold, unconfirmed)
 
 
 async def aconnect(address: str, threshold: int | None, unconfirmed: UnconfirmedCommits) -> AsyncStoreConnection:
-    """Make a connection."""
+    """Open a connection for asyncio."""
     connection = await AsyncStoreConnection.connect(address, autocommit=True, prepare_threshold=threshold)
     return _ready(connection, threshold, unconfirmed)
 
 
 def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
-    """After how many executions a statement is prepared; None, never, if that may be unsafe."""
+    """The number of executions after which a statement is prepared; None (never) if that may be unsafe."""
     match address.pooler:
         case True if not address.prepares:
             return None
@@ -315,14 +315,14 @@ def threshold(address: PostgresAddress, asked_for: int | None) -> int | None:
 
 
 def bounded(dsn: str, timeout: float) -> str:
-    """The address with time limits for the network, if it names none itself."""
+    """The address with time limits for the network, unless it has its own."""
     try:
         given = conninfo_to_dict(dsn)
     except psycopg.ProgrammingError as error:
-        # libpq's error repeats what it could not parse, which may be a part of the password. An option's name is none,
-        # unless an @ comes after it: then the password itself has a question mark in it.
+        # libpq's error repeats the text that it could not parse, which may be a part of the password. The name of an
+        # option is not, unless an @ follows it: then the password itself contains a question mark.
         found = None if "@" in dsn.partition("?")[2] else _FOREIGN_OPTION.match(str(error))
-        what = f"has the option {found[1]}, which libpq does not know" if found else "cannot be read by libpq"
+        what = f"has the option {found[1]}, which libpq does not support" if found else "cannot be read by libpq"
         raise ConfigurationError(f"the address of PostgreSQL {what}") from None
     ours = {"connect_timeout": max(2, math.ceil(timeout)), **_KEEPALIVE}
     return make_conninfo(dsn, **{name: value for name, value in ours.items() if name not in given})
@@ -350,10 +350,10 @@ def _all_well(results: list[PGresult]) -> bool:
 def _patiently(
     gen: PQGen[T], limit: float, ask_to_stop: Callable[[], None], hang_up: Callable[[], None]
 ) -> Generator[Any, Any, T]:
-    """Pass on what psycopg waits for until the time is up; then ask the server to stop, and then close the connection.
+    """Run psycopg's wait until the time is up; then ask the server to cancel, and then close the connection.
 
-    psycopg resumes what it waits for several times a second even when nothing happens, so the time is checked then.
-    If the server replies that it stopped, nothing happened; after closing the connection the outcome is not known.
+    psycopg resumes its wait several times a second even when nothing happens, so the time is checked then.
+    If the server replies that it cancelled, nothing happened; after closing the connection the outcome is unknown.
     """
     deadline, asked = time.monotonic() + limit, False
     try:
@@ -364,7 +364,7 @@ def _patiently(
                 continue
             if asked:
                 hang_up()
-                raise psycopg.OperationalError("the server gave no answer in time")
+                raise psycopg.OperationalError("the server did not reply in time")
             ask_to_stop()
             deadline, asked = time.monotonic() + GRACE, True
     except StopIteration as stop:
@@ -376,7 +376,7 @@ class IdleConnections(IdleStack[C]):
     """The idle connections of a pool, for threads and for asyncio."""
 
     def pop(self) -> C | None:
-        """A connection that the server has not closed, if there is one."""
+        """An idle connection that the server has not closed, if there is one."""
         with self._lock:
             self._forget_parents()
             while self._idle:
@@ -387,17 +387,17 @@ class IdleConnections(IdleStack[C]):
         return None
 
     def put(self, connection: C, *, used: bool = False, undo: bool = False) -> None:
-        """Take a connection back; one in the middle of something is closed, one that a handler used is reset.
+        """Return a connection to the pool; one with unfinished work is closed, one that a handler used is reset.
 
         `undo`: its transaction is rolled back, and no handler has used it.
         """
         with self._lock:
             if connection.suspect:
-                # If one server does not answer or takes no writes, the other idle connections are probably no better.
+                # If one server does not respond or rejects writes, the other idle connections are probably no better.
                 self._empty()
             if connection.lock.locked():
                 # Another thread or task still waits on it. If it were closed now, the event loop might poll another
-                # file with the same number; its socket was shut down, and it ends with its last user.
+                # file with the same number. Its socket was shut down, so it ends with its last user.
                 connection._pool = None  # as in `lent`  # noqa: SLF001
                 return
             if self._closed or not _is_clean(connection, TransactionStatus.INTRANS if undo else TransactionStatus.IDLE):
@@ -408,7 +408,7 @@ class IdleConnections(IdleStack[C]):
                     self._idle.append(connection)
 
     def close(self) -> None:
-        """Close the idle connections now, and the others when they come back."""
+        """Close the idle connections now, and the others when they are returned."""
         with self._lock:
             self._closed = True
             self._forget_parents()
@@ -422,12 +422,12 @@ class IdleConnections(IdleStack[C]):
 
     def _empty(self) -> None:
         while self._idle:
-            connection = self._idle.pop()  # with a name: psycopg warns of one that is dropped before it is closed
+            connection = self._idle.pop()  # in a variable: psycopg warns about one that is dropped before it is closed
             connection.pgconn.finish()
 
 
 def is_quiet(connection: StoreConnection | AsyncStoreConnection) -> bool:
-    """Whether nothing came in: an idle server sends something only to close the connection."""
+    """Whether no data has arrived: an idle server sends data only to close the connection."""
     if connection.closed:
         return False
     fileno = connection.fileno()
@@ -449,7 +449,7 @@ def _is_clean(connection: StoreConnection | AsyncStoreConnection, status: Transa
 
 
 class PsycopgProxy(HandlerProxy):
-    """What a handler gets: everything but the end of the transaction (L5)."""
+    """A handler's view of psycopg's objects, which refuses to end the transaction (L5)."""
 
     __slots__ = ()
 

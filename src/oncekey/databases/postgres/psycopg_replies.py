@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any]
 
 FAILURES: Final = (psycopg.Error, ValueError, OverflowError)
-"""What executing can raise: the server's and psycopg's own errors, and those of values that cannot be bound."""
+"""The errors of executing: the server's, psycopg's, and those of values that cannot be bound."""
 
 _TELLS_VALUES: Final = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError)
 _FINE: Final = frozenset({ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK})
@@ -64,13 +64,13 @@ def refuse_failed(results: list[PGresult]) -> None:
 
 
 def is_taken(error: psycopg.Error) -> bool:
-    """Whether a record found its place taken, or a step another owner of its record."""
+    """Whether the record already exists, or the step's record has another owner."""
     place = (error.diag.schema_name, error.diag.table_name)
     return error.sqlstate == server.NOT_OURS or (error.sqlstate == server.TAKEN and place == server.RECORD)
 
 
 def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | None, what: str) -> None:
-    """Raise unless a COMMIT was answered with COMMIT, without a warning that it is not on the standby yet."""
+    """Raise unless the reply to a COMMIT is COMMIT, without a warning that it is not on the standby yet."""
     if tag != "COMMIT":
         raise server.not_committed(tag or "", what)
     if connection.unsure:
@@ -78,12 +78,12 @@ def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | 
 
 
 def cause(error: Exception) -> Exception | None:
-    """The original error, if it may be shown with ours: not one that repeats a value or a whole row."""
+    """The original error if it is safe to chain: not one that repeats a value or a whole row."""
     return None if isinstance(error, _TELLS_VALUES) else error
 
 
 def was_lost(error: Exception, connection: AnyConnection) -> bool:
-    """Whether the connection is lost, so that the result of the statement is not known."""
+    """Whether the connection is lost, so that the outcome of the statement is unknown."""
     if not isinstance(error, psycopg.Error) or server.was_too_slow(error.sqlstate):
         return False
     ended = server.is_the_end(error.sqlstate, error.diag.severity_nonlocalized)
@@ -103,10 +103,10 @@ def _refused(error: Exception, what: str) -> StoreError:
 def ended(
     connection: StoreConnection | AsyncStoreConnection, results: list[PGresult], name: str, what: str
 ) -> Rows | None:
-    """The meaning of the replies to a last statement, COMMIT and the clean-up.
+    """The meaning of the replies to a last statement, COMMIT and the reset of the session.
 
-    The server executes a message up to the first statement that fails: if that was before the COMMIT the transaction is
-    still open, and if the clean-up failed an earlier reply says that everything is committed.
+    The server executes a message up to the first statement that fails: if that was before the COMMIT, the transaction
+    is still open; if the reset failed, an earlier reply confirms the commit.
     """
     error = failure(results)
     if error is not None and connection.pgconn.transaction_status == TransactionStatus.INERROR:
@@ -119,7 +119,7 @@ def ended(
             raise commit_error(error, connection, what) from cause(error)
         raise server.not_committed("ROLLBACK" if b"ROLLBACK" in tags else "", what)
     if error is not None:
-        connection.pgconn.finish()  # the session is not clean
+        connection.pgconn.finish()  # the session was not reset
     if connection.unsure:
         raise server.unsure_commit(what)
     row = _notice(connection)
@@ -127,7 +127,7 @@ def ended(
 
 
 def found(connection: StoreConnection | AsyncStoreConnection, last: PGresult) -> Rows | None:
-    """The row that a first statement sent in a notice; empty if there is nothing to report. None: execute it."""
+    """The row of a first statement, from its notice; empty if there is nothing to report. None: execute it."""
     row = _notice(connection)
     if row is None:
         return () if last.ntuples else None
@@ -140,7 +140,7 @@ def _notice(connection: StoreConnection | AsyncStoreConnection) -> Row | None:
 
 def has_rows(cursor: psycopg.Cursor[Any] | psycopg.AsyncCursor[Any]) -> bool:
     """Whether a statement returns rows."""
-    # `description` would say so, too, but it describes every column in full each time.
+    # `description` shows that too, but it describes every column in full each time.
     return cursor.pgresult is not None and cursor.pgresult.nfields > 0
 
 
@@ -156,7 +156,7 @@ def is_left_open(connection: StoreConnection | AsyncStoreConnection) -> bool:
 
 
 def may_be_undone(connection: StoreConnection | AsyncStoreConnection) -> bool:
-    """Whether a transaction is there to be rolled back."""
+    """Whether there is a transaction that can be rolled back."""
     return not connection.closed and connection.pgconn.transaction_status in {
         TransactionStatus.INTRANS,
         TransactionStatus.INERROR,
@@ -164,5 +164,5 @@ def may_be_undone(connection: StoreConnection | AsyncStoreConnection) -> bool:
 
 
 def first_line(error: psycopg.Error) -> str:
-    """What the library says of a connection that could not be made, without its hints."""
+    """The library's error about a failed connection attempt, without its hints."""
     return str(error).partition("\n")[0]

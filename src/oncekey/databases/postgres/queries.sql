@@ -1,12 +1,12 @@
 -- The statements for PostgreSQL, one block each. Every one is served by record_pkey (scope, key). `:now` is NULL
 -- outside of tests: clock_timestamp(), because now() is constant in a transaction. {durable} makes the commit durable
 -- whatever the server's default is, inside the statement's own transaction. Statements run at READ COMMITTED; after a
--- serialisation failure under another default the driver repeats the statement. -- A record is two rows: `record`,
--- which every key has, and `work`, for what only unfinished, failed or phased work has. They are read together, as the
+-- serialisation failure under another default the driver repeats the statement. A record is two rows: `record`, which
+-- every key has, and `work`, with the columns of unfinished, failed or phased work. They are read together, as the
 -- view `whole`, and written by one statement: the record first, which locks it, then the row in `work`, if the record
--- was written. A statement that had to wait for the record continues with the current record, but with the other row as
--- it was before. A write that proves the version notices, because every write raises it. For an owner, which proves the
--- fence only, `memo_version` says whether the two belong together ({fits}).
+-- was written. A statement that had to wait for the record continues with the current record, but with the old row in
+-- `work`. A write that proves the version fails then, because every write raises it. For an owner, which proves only
+-- the fence, `memo_version` shows whether the two rows belong together ({fits}).
 
 -- part: now
 -- The instant of the statement, in microseconds since 1970.
@@ -101,14 +101,14 @@ FROM (SELECT {now} AS now) AS clock
 LEFT JOIN oncekey.whole AS record ON record.scope = :scope AND record.key = :key;
 
 -- part: answer
--- What a replay needs of a record.
+-- The columns of a record that a replay needs.
 record.scope, record.key, record.incarnation, record.operation, record.effects, record.fingerprint,
        record.response_status, record.response_headers, record.response_body, record.response_schema, record.expires_at;
 
 -- name: recall_all
 -- Read the stored responses of several completed keys at once.
--- LATERAL and LIMIT make the planner look each key up by itself, whatever number of keys it expects. The state is compared
--- outside: inside, an index of finished records that had few when statistics were made would be read from end to end.
+-- LATERAL and LIMIT make the planner look up each key by itself, whatever number of keys it expects. The state is
+-- compared outside: inside, the planner could scan an index of finished records that old statistics show as small.
 SELECT {now} AS now, {answer}
 FROM json_to_recordset(:asked::json) AS asked(scope text, key text)
 CROSS JOIN LATERAL (
@@ -117,7 +117,7 @@ WHERE record.state = 'completed';
 
 -- name: recall
 -- Read the stored response of one completed key.
--- The row in `work` does not matter for a completed record's answer, so it is not read.
+-- The row in `work` does not matter for a completed record's response, so it is not read.
 SELECT {now} AS now, {answer}
 FROM (SELECT * FROM oncekey.record AS one WHERE one.scope = :scope AND one.key = :key LIMIT 1) AS record
 WHERE record.state = 'completed';
@@ -141,7 +141,7 @@ NULL::text AS memo, NULL::text AS intent, NULL::bytea AS request, NULL::bigint A
 
 -- name: claim
 -- Insert the record of a new request, which becomes its owner (row 1).
--- Without a kept request there is no row in `work`, nor for most records of other requests; if the record that is found has one,
+-- Without a kept request there is no row in `work`; if another request's record is found that has one, which is rare,
 -- the statement returns no row, and the caller reads again.
 WITH {durable_clock}, claimed AS (
     {claimed}
@@ -219,7 +219,7 @@ RETURNING clock.now, {hot}, record.memo_version,
 SELECT written.* FROM written;
 
 -- name: mark_unknown
--- Mark a record unknown whose lease is over and that must not run again (row 15).
+-- Mark a record unknown whose lease has expired and that must not run again (row 15).
 {doubted}
   AND record.state = 'in_progress' AND record.lease_until <= clock.now
 {as_unknown};
@@ -239,8 +239,8 @@ RETURNING clock.now, record.lease_until;
 -- name: settle_alone
 -- Complete a record that has no row in `work`, with its response (row 7).
 -- `settle_completed` for a record that had no row in `work` when it was claimed. Since then only the owner itself can
--- have added one, which `memo_version` shows; any other actor that does ends the ownership, and with it `owner`. (The
--- state shows the same, but by its index PostgreSQL would read all records that were ever in progress.)
+-- have added one, which `memo_version` shows; any other actor that adds one ends the ownership, and clears `owner`. (The
+-- state shows that too, but by its index PostgreSQL would read all records that were ever in progress.)
 WITH {durable_clock}
 UPDATE oncekey.record AS record
 SET state = 'completed', outcome = :outcome, version = record.version + 1, owner = NULL, lease_until = NULL,

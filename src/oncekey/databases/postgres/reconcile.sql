@@ -1,10 +1,10 @@
--- The reads and writes of resolvers and webhooks, besides the moves that they share with operators (operate.sql).
+-- The reads and writes of resolvers and webhooks, except the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
 -- List the unknown records to check with their provider now, longest due first.
--- Served by work_due, and record_pkey for each. A record that the reconciler gave up has no instant, and only operators find it.
--- OFFSET 0 keeps the planner from joining the tables as a whole: it expects one row of a join by three columns, and a page would
--- read every unknown record there is, which in an outage of a provider are many.
+-- Served by work_due, and record_pkey for each. A record that the reconciler gave up has no instant, and only operators
+-- find it. OFFSET 0 keeps the planner from joining whole tables: it expects one row of a join by three columns, and a
+-- page would read every unknown record, which are many during an outage of a provider.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
@@ -54,7 +54,7 @@ WHERE evidence.source = :source::text AND evidence.event_id = :event_id::text;
 
 -- name: evidence_about
 -- Read the evidence about a record's call that has no verdict yet, oldest first.
--- Served by evidence_open_key and evidence_open_provider. Evidence from before the record began is not about it.
+-- Served by evidence_open_key and evidence_open_provider. Evidence from before the record began does not concern it.
 SELECT evidence.* FROM oncekey.evidence AS evidence
 WHERE evidence.verdict IS NULL AND evidence.at >= :since::bigint
   AND (evidence.downstream_key = :downstream_key::text
@@ -88,7 +88,7 @@ LIMIT 10;
 
 -- name: keys_named
 -- Read the downstream keys for which a source reported this provider's id, at most two.
--- Served by evidence_open_provider and evidence_judged_provider. Two are enough to see that it is not clear.
+-- Served by evidence_open_provider and evidence_judged_provider. Two are enough to show that the id is ambiguous.
 SELECT heard.downstream_key FROM oncekey.evidence AS heard
 WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id::text AND heard.source = :source::text
   AND heard.downstream_key IS NOT NULL

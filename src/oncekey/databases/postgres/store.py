@@ -33,7 +33,7 @@ DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "diagnostic_rows": ("name", "records"),
     }
 )
-"""What `oncekey doctor` reads: the statements, and the columns of each."""
+"""The statements of `oncekey doctor`, with their columns."""
 
 
 def tables() -> SqlSchema:

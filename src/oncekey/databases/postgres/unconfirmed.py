@@ -1,18 +1,18 @@
-"""Commits that stopped waiting for their standby, and how a process finds out whether the standby has them.
+"""Commits that stopped waiting for their standby, and the check whether the standby has them.
 
-A server with `synchronous_standby_names` answers a COMMIT when its standby has it. If the wait is cancelled, by an
-operator or because the driver gave up, the server still answers COMMIT, with a warning: every session sees the rows,
-and a fail-over may lose them. Reading them again then proves nothing. A later commit that was waited for does: the log
-is one sequence, so a standby that has the later commit has the earlier one, too.
+A server with `synchronous_standby_names` replies to a COMMIT when its standby has it. If the wait is cancelled, by an
+operator or because the driver gave up, the server still replies COMMIT, with a warning: every session sees the rows,
+but a failover may lose them. Reading them again proves nothing. A later commit that was waited for does: the log is
+one sequence, so a standby that has the later commit has the earlier one too.
 
 So a commit with that warning is unconfirmed, and so is one without a reply: the driver gave it up, or its backend was
-ended, and then the server stopped waiting as well. The next request for a connection first writes an empty message into
-the log and waits for the standby with it. Until that worked the process reads, claims and replays nothing: no client
-gets what the unconfirmed commit wrote, and nothing is built upon it. One request asks at a time; others wait for its
-result and use it.
+ended, and then the server stopped waiting as well. The next request for a connection first writes an empty message to
+the log and waits for the standby to receive it. Until that succeeds the process reads, claims and replays nothing: no
+client receives what the unconfirmed commit wrote, and nothing depends on it. One request queries at a time; others
+wait for its result and use it.
 
-Without a standby the question is answered at once, and also by a server that was promoted meanwhile: then what can be
-read there is what is true.
+Without a standby the query returns at once, also on a server that has been promoted since: then its data is
+authoritative.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ CONFIRM: Final = """
                       ELSE set_config('synchronous_commit', 'on', true) END AS waits) AS setting
     WHERE setting.waits = 'on'
 """
-"""Writes to the log and to no table. An empty transaction would not do: its commit does not wait for the standby."""
+"""Writes to the log and to no table. The commit of an empty transaction would not wait for the standby."""
 
-WHAT: Final = "the question whether the standby has the last commits"
+WHAT: Final = "the query whether the standby has the last commits"
 
 
 class UnconfirmedCommits:
@@ -47,7 +47,7 @@ class UnconfirmedCommits:
 
     @classmethod
     def of(cls, address: str) -> UnconfirmedCommits:
-        """Those of an address: one pool may read what another one has committed, as with `def` handlers."""
+        """The instance of an address: one pool may read what another one has committed, as with `def` handlers."""
         return _by_address.setdefault(address, cls())
 
     def __bool__(self) -> bool:
@@ -58,11 +58,11 @@ class UnconfirmedCommits:
         self._last = object()
 
     def mark(self) -> object:
-        """A mark of what a confirmation that is asked for now will confirm."""
+        """A mark for the commits that a query sent now will confirm."""
         return self._last
 
     def confirm(self, mark: object) -> None:
-        """Note that everything up to the mark is confirmed; what came since is not."""
+        """Note that everything up to the mark is confirmed; later commits are not."""
         self._confirmed = mark
 
 
@@ -70,7 +70,7 @@ _by_address: Final[WeakValueDictionary[str, UnconfirmedCommits]] = WeakValueDict
 
 
 class _Tries:
-    """One asks at a time. Those who waited while a try failed do not ask again."""
+    """One request queries at a time. Those that waited while an attempt failed do not query again."""
 
     def __init__(self, unconfirmed: UnconfirmedCommits) -> None:
         self._unconfirmed = unconfirmed
@@ -78,7 +78,7 @@ class _Tries:
 
     @contextmanager
     def _trying(self, failures: int) -> Iterator[object | None]:
-        """A new try, with the mark of what it confirms; None if everything is confirmed."""
+        """A new attempt, with the mark that it confirms; None if everything is confirmed."""
         if self._unconfirmed and failures != self._failures:
             raise not_confirmed()
         try:
@@ -94,7 +94,7 @@ class _Tries:
 
 
 class Confirming(_Tries):
-    """Asks for the confirmation, for threads. `ask` returns whether it came, or raises its error."""
+    """Queries for the confirmation, in threads. `ask` returns whether it succeeded, or raises its error."""
 
     def __init__(self, unconfirmed: UnconfirmedCommits, ask: Callable[[], bool]) -> None:
         super().__init__(unconfirmed)
@@ -109,7 +109,7 @@ class Confirming(_Tries):
 
 
 class AsyncConfirming(_Tries):
-    """The same for asyncio."""
+    """Queries for the confirmation under asyncio."""
 
     def __init__(self, unconfirmed: UnconfirmedCommits, ask: Callable[[], Awaitable[bool]]) -> None:
         super().__init__(unconfirmed)
@@ -127,5 +127,5 @@ class AsyncConfirming(_Tries):
 def not_confirmed() -> StoreUnavailableError:
     """The meaning of a standby that does not confirm."""
     return StoreUnavailableError(
-        "a commit stopped waiting for its standby, and nothing is read before the standby has confirmed it"
+        "a commit stopped waiting for its standby, and nothing is read until the standby has confirmed it"
     )

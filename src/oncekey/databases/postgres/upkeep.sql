@@ -2,7 +2,7 @@
 -- may be large. Writes prove the version that was read, so a record that another actor moved first is not changed.
 
 -- name: stale
--- List the records in progress whose lease is over, oldest first.
+-- List the records in progress whose lease has expired, oldest first.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
@@ -16,7 +16,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.created_at, page.scope, page.key;
 
 -- name: runs
--- Read how long the operations took that finished last.
+-- Read how long the operations that finished last took.
 SELECT record.operation, record.finished_at - record.last_run_at AS took
 FROM oncekey.record AS record
 WHERE record.state IN ('completed', 'failed_retryable', 'pending') AND record.finished_at > record.last_run_at
@@ -24,7 +24,7 @@ ORDER BY record.expires_at DESC, record.scope DESC, record.key DESC
 LIMIT :limit::bigint;
 
 -- name: sweep_retryable
--- Release a record whose lease is over and that may run again (row 14).
+-- Release a record whose lease has expired and that may run again (row 14).
 WITH {durable_clock}, written AS (
 UPDATE oncekey.record AS record
 SET state = 'failed_retryable', version = record.version + 1, owner = NULL, lease_until = NULL, last_error = :last_error,
@@ -60,7 +60,7 @@ AND record.expires_at <= (SELECT clock.now FROM clock) - :age::bigint
 ORDER BY page.expires_at, page.scope, page.key;
 
 -- name: expiring
--- List the records whose ttl is over and that are not marked as expired, longest ago first.
+-- List the records whose ttl is over and that are not marked as expired, the oldest expiry first.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
@@ -70,7 +70,7 @@ FROM clock LEFT JOIN (
       {page};
 
 -- name: kept_expired
--- List the records that are marked as expired, longest ago first.
+-- List the records that are marked as expired, the oldest expiry first.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
@@ -133,11 +133,11 @@ FROM clock LEFT JOIN (
 
 -- name: purge_expired
 -- Delete a batch of records whose ttl is over (row 30).
--- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it: find, lock, move and note a batch at once.
--- A row that another transaction has locked is skipped, so that no statement waits for another. A row that was written since
--- the statement began is compared again when it is locked, and has moved then, so a key that is used anew stays. `until`
--- comes from an instant that the reaper has compared with its own clocks. The commit does not wait for the disk: if a crash of
--- the server undoes a deletion, and its audit line with it, the reaper finds the record again.
+-- The ordinary case of the reaper, like `purge_kept` and `mark_expired`: find, lock, move and note a batch at once.
+-- A row that another transaction has locked is skipped, so that no statement waits for another. A row that was written
+-- since the statement began is compared again when it is locked, and no longer matches, so a key that is in use again
+-- stays. `until` comes from an instant that the reaper has compared with its own clocks. The commit does not wait for the
+-- disk: if a crash of the server undoes a deletion, and its audit line with it, the reaper finds the record again.
 {reaps}
     WHERE record.state IN ('completed', 'failed_retryable', 'pending')
       AND ((record.state = 'completed' AND NOT :soft::boolean)
@@ -234,7 +234,7 @@ ORDER BY line.id
 LIMIT :limit::bigint;
 
 -- name: deletions
--- Read the latest audit lines that are about several keys of a scope, newest first.
+-- Read the latest audit lines about several keys of a scope, newest first.
 SELECT line.*
 FROM oncekey.audit AS line
 WHERE line.scope = :scope AND line.key_digest = ''

@@ -35,7 +35,7 @@ UNANSWERED: Final = "Redis did not reply: {}"
 
 
 class RedisCells(TalkingCells[Say]):
-    """For blocking code."""
+    """The verbs for blocking code."""
 
     def __init__(self, url: str) -> None:
         address = parse(url)
@@ -71,7 +71,7 @@ class RedisCells(TalkingCells[Say]):
 
 
 class AsyncRedisCells(AsyncTalkingCells[Say]):
-    """For asyncio."""
+    """The verbs for asyncio."""
 
     def __init__(self, url: str) -> None:
         address = parse(url)
@@ -114,7 +114,7 @@ class RedisDriver(CellDriver):
 
 
 class AsyncRedisDriver(AsyncCellDriver):
-    """The same for asyncio."""
+    """The driver of a store in Redis, for asyncio."""
 
     def __init__(self, url: str) -> None:
         super().__init__(AsyncRedisCells(url))

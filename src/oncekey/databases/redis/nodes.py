@@ -54,7 +54,7 @@ class Nodes:
         self._address = address
         self.known: dict[int, Node] = {}
         self._met: dict[Node, None] = dict.fromkeys(address.hosts)
-        """All nodes that were ever named: one of them may know the others."""
+        """All nodes that were ever named: one of them may list the others."""
 
     def of(self, bucket: int) -> Saying[Node]:
         """The node of a bucket."""

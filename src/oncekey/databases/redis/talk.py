@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from oncekey.databases.redis.address import RedisAddress
 
 MOST_UNCONFIRMED: Final = 10_000
-"""How many incompletely acknowledged writes are remembered by name; beyond that, every look is confirmed."""
+"""How many incompletely acknowledged writes are tracked by name; beyond that, every read is confirmed."""
 MINUTE: Final = 60_000_000
 
 # Lua's numbers are doubles, so timestamps are only compared, except in a rough "long ago".
@@ -54,7 +54,7 @@ end
 return 1
 """
 
-# KEYS: the record, the bucket's pages. ARGV: a member whose record is not there.
+# KEYS: the record, the bucket's pages. ARGV: a member whose record does not exist.
 TIDY: Final = "if redis.call('EXISTS', KEYS[1]) == 0 then return redis.call('ZREM', KEYS[2], ARGV[1]) end return 0"
 
 _LETTERS: Final[Mapping[Index, bytes]] = {

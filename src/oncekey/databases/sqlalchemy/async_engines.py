@@ -1,4 +1,4 @@
-"""The application's `AsyncEngine` as the driver uses it, and the connection that a handler gets (L5)."""
+"""The driver's access to the application's `AsyncEngine`, and the connection for handlers on it (L5)."""
 
 from __future__ import annotations
 

@@ -235,7 +235,7 @@ class SqlalchemyDriver:
         """Whether a connection with a running statement is usable again after the statement ends.
 
         A statement that was sent to PostgreSQL, or is queued, would become part of the next borrower's transaction, so
-        the connection is closed. SQLite runs statements one after the other in one thread, so it ends soon.
+        the connection is closed. SQLite runs statements in sequence in one thread, so the statement ends soon.
         """
         await connections.cancel_and_close(raw_of(connection.sync_connection))
         return await connection.watch.quiet(GRACE) and self._sqlite

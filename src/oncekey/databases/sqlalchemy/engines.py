@@ -1,4 +1,4 @@
-"""The application's blocking `Engine` as the driver uses it, and the connection that a handler gets (L5)."""
+"""The driver's access to the application's blocking `Engine`, and the connection for handlers on it (L5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Oncekey's own statements and commits on a SQLAlchemy connection, and access to the driver's connection below it.
+"""oncekey's own statements and commits on a SQLAlchemy connection, and access to the driver's connection below it.
 
 The pool belongs to the application, and so do its "connect" listeners. Their session settings are reset with everything
 else after a handler, so the listeners are called again. PostgreSQL itself keeps the settings of the URL and
@@ -100,7 +100,7 @@ _own = lru_cache(maxsize=512)(OwnStatement)
 
 
 def prepared(statement: Statement) -> OwnStatement:
-    """The statement as SQLAlchemy executes it."""
+    """The statement in the form that SQLAlchemy executes, cached."""
     assert isinstance(statement.command, str)
     return _own(statement.command)
 
@@ -109,7 +109,7 @@ def prepared(statement: Statement) -> OwnStatement:
 def sure(connection: Connection | None, unconfirmed: UnconfirmedCommits, what: str) -> Iterator[None]:
     """Raise if a commit stopped waiting for its standby: only the driver's own connection gets that warning.
 
-    Every other end that leaves the commit open also counts as unconfirmed, because the server was told to stop.
+    Every other end that leaves the commit open also counts as unconfirmed, because the server was asked to cancel.
     """
     raw, opened, notices = raw_of(connection), opened_by(connection), []
 

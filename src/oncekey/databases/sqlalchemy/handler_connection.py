@@ -109,7 +109,7 @@ class Watch:
         return not self.running
 
     def quiet_blocking(self, patience: float) -> bool:
-        """The same for threads that may have been left behind."""
+        """`quiet` for threads that a handler may have left behind."""
         if self.running:
             self._quiet = quiet = threading.Event()
             if self.running:  # the last one may have ended in the meantime

@@ -1,4 +1,4 @@
-"""The sessions that an application gets: ordinary ones, and the session of a phased handler.
+"""The sessions for the application: ordinary ones, and the session of a phased handler.
 
 Each of their connections takes one of the handlers' slots in the pool, so that part of it stays free for claims,
 settlements and heartbeats however many sessions are open.

@@ -1,1 +1,1 @@
-"""SQLite: its file, its one writer, the lane of an event loop, and the connections that handlers get."""
+"""SQLite: its file, its one writer, the lane of an event loop, and the connections for handlers."""

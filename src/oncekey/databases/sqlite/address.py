@@ -1,4 +1,4 @@
-"""The URLs of SQLite: a file."""
+"""The URLs of SQLite, which name a file."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class AsyncSqliteDriver:
         return AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
 
     async def begin_with(self, first: Body[T]) -> tuple[AsyncSqliteTransaction, T]:
-        """Open a business transaction and run `first` in it, all in one call of the thread."""
+        """Open a business transaction and run `first` in it, in one job of the thread."""
         tx = AsyncSqliteTransaction(self._driver.begin(), self._lane, self._lock_timeout, self._look_after)
         try:
             return tx, await tx.run(first)
@@ -71,11 +71,11 @@ class AsyncSqliteDriver:
             raise
 
     async def read(self) -> AsyncSqliteReading:
-        """Open a transaction that only reads: it does not wait for writers, and they do not wait for it."""
+        """Open a read-only transaction: it does not wait for writers, nor they for it."""
         return AsyncSqliteReading(SqliteReading(self._driver.file), self._lane.reading)
 
     async def close(self) -> None:
-        """Close the connections, when the jobs that are under way have ended."""
+        """Close the connections when the running jobs have ended."""
         await self._lane.writing.do(self._driver.close)
 
     @property
@@ -100,9 +100,9 @@ class AsyncSqliteTransaction:
         return self._facade
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements inside it, in one call of the thread.
+        """Run statements inside it, in one job of the thread.
 
-        Code before their first statement runs before the turn is waited for. A statement that need not wait for the
+        Code before their first statement runs before waiting for the turn. A statement that need not wait for the
         turn (`at_once`, `reads`) is executed without queueing.
         """
         turn = self._turn
@@ -129,7 +129,7 @@ class AsyncSqliteTransaction:
         await self._end(self._sqlite.commit)
 
     async def commit_with(self, last: Statement) -> Rows | None:
-        """Run `last` and commit, in one call of the thread. None: its place was taken, and all is rolled back."""
+        """Run `last` and commit, in one job of the thread. None: the record already exists; all is rolled back."""
         await self._refuse_if_cancelled()
         if self._over:
             raise TransactionControlError(OVER)
@@ -140,11 +140,11 @@ class AsyncSqliteTransaction:
         await self._end(self._sqlite.rollback)
 
     def say(self, job: Callable[[], T]) -> Coroutine[Any, Any, T]:
-        """Do something with the connection, in the writer's thread."""
+        """Run a job with the connection, in the writer's thread."""
         return self._say(job, self._patience)
 
     def _say(self, job: Callable[[], T], patience: float) -> Coroutine[Any, Any, T]:
-        # No coroutine of its own: every frame between a handler and its statement is entered twice.
+        # Not a coroutine itself: every frame between a handler and its statement is entered twice.
         if self._over:
             raise TransactionControlError(OVER)
         if self._turn.cancelled:
@@ -168,7 +168,7 @@ class AsyncSqliteTransaction:
 
 
 class AsyncSqliteReading:
-    """A connection that only reads, in the reading threads: in any of them, but one job at a time."""
+    """A read-only connection in the reading threads: in any of them, but one job at a time."""
 
     def __init__(self, inner: SqliteReading, readers: Crew) -> None:
         self._sqlite = inner
@@ -183,7 +183,7 @@ class AsyncSqliteReading:
         return self._facade
 
     async def run(self, body: Body[T]) -> T:
-        """Run statements, each a transaction of its own."""
+        """Run statements, each in a separate transaction."""
         return await self.say(partial(self._sqlite.run, body))
 
     async def commit(self) -> None:
@@ -197,13 +197,13 @@ class AsyncSqliteReading:
             await self._readers.do(partial(self._in_turn, self._sqlite.rollback))
 
     async def say(self, job: Callable[[], T]) -> T:
-        """Do something with the connection."""
+        """Run a job with the connection."""
         if self._over:
             raise TransactionControlError(OVER)
         return await self._readers.do(partial(self._in_turn, job))
 
     def _in_turn(self, job: Callable[[], T]) -> T:
-        # A statement whose caller was cancelled may still be under way.
+        # A statement whose caller was cancelled may still be running.
         with self._one:
             return job()
 
@@ -212,13 +212,13 @@ class Speaker(Protocol):
     """The transaction behind a facade."""
 
     def say(self, job: Callable[[], T]) -> Coroutine[Any, Any, T]:
-        """Do something with the connection, in a thread."""
+        """Run a job with the connection, in a thread."""
 
 
 class AsyncSqliteHandlerConnection:
-    """What `op.connection` is for SQLite in an `async def` handler.
+    """`op.connection` for SQLite in an `async def` handler.
 
-    Its rows have names and positions. Catch `op.connection.IntegrityError` and the like: which module's they are
+    Its rows have names and positions. Catch `op.connection.IntegrityError` and so on: the module of these classes
     depends on what is installed.
     """
 
@@ -232,7 +232,7 @@ class AsyncSqliteHandlerConnection:
         return await self._transaction.say(partial(_fetched, self._connection.execute, sql, parameters))
 
     async def executemany(self, sql: str, parameters: Iterable[Any], /) -> AsyncCursor:
-        """Execute one statement for each of many parameters."""
+        """Execute a statement once for each set of parameters."""
         refuse_transaction_control(sql, Dialect.SQLITE)
         return await self._transaction.say(partial(_fetched, self._connection.executemany, sql, parameters))
 
@@ -266,7 +266,7 @@ class AsyncSqliteHandlerConnection:
 
 
 class AsyncCursor:
-    """The rows of a statement, which are fetched already: its methods are awaitable, and wait for nothing."""
+    """The rows of a statement, already fetched: its methods are awaitable but never wait."""
 
     def __init__(self, cursor: SqliteHandlerCursor) -> None:
         self._rows = iter(cursor.fetchall())
@@ -280,7 +280,7 @@ class AsyncCursor:
         return next(self._rows, None)
 
     async def fetchall(self) -> list[Any]:
-        """All rows that are left."""
+        """The remaining rows."""
         return list(self._rows)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
@@ -288,11 +288,11 @@ class AsyncCursor:
             yield row
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """No-op: no cursor is open."""
 
 
 def _going_on(statement: Statement, body: Body[T]) -> Body[T]:
-    """Steps whose first statement is known already."""
+    """The rest of a body whose first statement was already yielded."""
     try:
         while True:
             statement = body.send((yield statement))

@@ -28,15 +28,15 @@ BUSY_TIMEOUT = 5.0
 """Seconds that a writer waits for its turn."""
 
 UNFINISHED = "SQL statements in progress"
-"""SQLite's error for a COMMIT that waits only for a cursor which the handler has left open."""
+"""SQLite's error for a COMMIT that only waits for a cursor that the handler left open."""
 
 
 class SqliteDriver:
     """Runs transactions on a SQLite file, from any number of threads.
 
-    SQLite has one writer at a time. Writers of this driver queue for their turn in this process, and only then for
-    other processes, where SQLite can only try again every few milliseconds. Readers do not wait while the file has a
-    write-ahead log.
+    SQLite has one writer at a time. Writers of this driver first queue for their turn in this process, and then wait
+    for other processes, where SQLite can only try again every few milliseconds. With a write-ahead log, readers do not
+    wait.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class SqliteDriver:
 
     @property
     def path(self) -> str:
-        """The file."""
+        """The path of the file."""
         return self._file.path
 
     @property
@@ -111,7 +111,7 @@ class SqliteDriver:
 
 
 class SqliteTransaction:
-    """A business transaction that a handler writes through and that oncekey ends."""
+    """A business transaction in which a handler writes and which oncekey ends."""
 
     def __init__(self, file: SqliteFile, writer: Writer) -> None:
         self._file = file
@@ -128,7 +128,7 @@ class SqliteTransaction:
         return self._facade
 
     def run(self, body: Body[T]) -> T:
-        """Run statements inside it; the first statement that does not only read begins it."""
+        """Run statements inside it; the first one that is not read-only begins it."""
         if self._over:
             body.close()
             raise TransactionControlError(OVER)
@@ -145,7 +145,7 @@ class SqliteTransaction:
             self._end(connection)
 
     def commit_with(self, last: Statement) -> Rows | None:
-        """Execute `last` and commit. None: its place was taken, and everything is rolled back."""
+        """Execute `last` and commit. None: the record already exists, and everything is rolled back."""
         try:
             connection = self._ready()
             rows = execute(self._file.module, connection, last)
@@ -153,7 +153,7 @@ class SqliteTransaction:
                 self._commit(connection)
             return rows or None
         finally:
-            self.rollback()  # what is committed stays so
+            self.rollback()  # a commit is final
 
     def rollback(self) -> None:
         if self._raw is None:
@@ -168,23 +168,23 @@ class SqliteTransaction:
         return cursor
 
     def executes(self) -> None:
-        """Refuse a statement of the handler's after the end of the transaction: it would be committed by itself."""
+        """Refuse a handler's statement after the end of the transaction: it would be committed by itself."""
         self._ready()
 
     def executed(self, sql: str) -> None:
-        """Check after a statement: SQLite itself rolls back after some errors, and then nothing more is executed."""
-        # A handler cannot make anything temporary, or change a setting, without one of these words in its text.
+        """Check after a statement: SQLite rolls back after some errors, and then nothing more may be executed."""
+        # A handler cannot create a temporary object or change a setting without one of these words in its text.
         said = sql.casefold()
         self._temporary = self._temporary or "temp" in said
         self._altered = self._altered or "pragma" in said
         self._look_for_end()
 
     def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
-        """An exception class of the module that is in use."""
+        """An exception class of the SQLite module in use."""
         return getattr(self._file.module, name)
 
     def look(self, statement: Statement) -> Rows:
-        """Execute a statement that only reads beside the transaction: it needs no turn, so it does not wait."""
+        """Execute a read-only statement outside the transaction: it needs no turn, so it does not wait."""
         with self._file.lent() as connection:
             return execute(self._file.module, connection, statement)
 
@@ -231,7 +231,7 @@ class SqliteTransaction:
         return True
 
     def _taken(self, patience: float) -> sqlite3.Connection:
-        """A connection that has begun, for the transaction that has the turn; if it cannot begin, the turn is over."""
+        """A connection that has begun, for the transaction that has the turn; if it cannot begin, the turn ends."""
         try:
             connection = self._take()
             try:
@@ -249,7 +249,7 @@ class SqliteTransaction:
         self._patiently(patience, lambda: say(self._file.module, connection, "BEGIN IMMEDIATE", what))
 
     def _patiently(self, patience: float, say: Callable[[], None]) -> None:
-        """Repeat it while other processes lock the file; each time the connection itself waits for `look_after`."""
+        """Repeat `say` while other processes lock the file; each time the connection itself waits for `look_after`."""
         ends: float | None = None
         while True:
             began = time.monotonic()
@@ -260,11 +260,11 @@ class SqliteTransaction:
                 ends = began + patience if ends is None else ends
                 if now + self._file.look_after > ends or UNFINISHED in str(error.__cause__):
                     raise
-                if now - began < POLL:  # a SQLite that can only sleep for whole seconds has not waited at all
+                if now - began < POLL:  # an SQLite that can only sleep for whole seconds has not waited
                     time.sleep(POLL)
 
     def _look_for_end(self) -> None:
-        """Note that the transaction has ended. It stays so: a handler cannot begin another one."""
+        """Note whether the transaction has ended. That is final: a handler cannot begin another one."""
         self._ended = self._ended or (self._raw is not None and not self._raw.in_transaction)
 
     def _refuse_if_ended(self) -> None:
@@ -275,7 +275,7 @@ class SqliteTransaction:
     def _end(self, connection: sqlite3.Connection) -> None:
         self._raw, self._over = None, True
         try:
-            # A cursor that was left open would keep an old snapshot alive for the next borrower.
+            # An open cursor would keep an old snapshot alive for the next borrower.
             if self._cursors:
                 for cursor in list(self._cursors):
                     cursor.close()
@@ -291,7 +291,7 @@ class SqliteTransaction:
             self._writer.leave()
 
     def __del__(self) -> None:
-        # A transaction that was dropped must not keep the turn for ever: its event loop may have been closed.
+        # A transaction that was dropped must not keep the turn forever: its event loop may have been closed.
         if self._raw is not None:
             self.rollback()
 
@@ -303,20 +303,20 @@ class SqliteTransaction:
 
 
 class SqliteReading(SqliteTransaction):
-    """Takes the place of a transaction where nothing is written: it takes no turn, and SQLite itself refuses writes.
+    """A read-only substitute for a transaction: it takes no turn, and SQLite refuses writes.
 
-    Each statement is a transaction of its own. One that spans several would hold off every writer of a file without a
-    write-ahead log, for as long as the application takes between two statements.
+    Each statement is a separate transaction. One transaction for several would block every writer of a file without a
+    write-ahead log for as long as the application takes between two statements.
     """
 
     def __init__(self, file: SqliteFile) -> None:
-        super().__init__(file, Writer(file.path))  # a turn that no writer waits for
+        super().__init__(file, Writer(file.path))  # a turn for which no writer waits
 
     def _look_for_end(self) -> None:
-        """Each statement is a transaction of its own."""
+        """No-op: each statement is a separate transaction."""
 
     def _ready(self) -> sqlite3.Connection:
-        return self._begun()  # there is no transaction that could be ended
+        return self._begun()  # there is no transaction that could have ended
 
     def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for no other transaction)
         say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")

@@ -1,4 +1,4 @@
-"""What is wrong with a SQLite file: whether it keeps what was committed."""
+"""Diagnoses a SQLite file: whether it keeps what was committed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LARGE_WAL: Final = 64 * _MIB
 
 
 def findings(diagnostics: Mapping[str, Rows], now: Instant, lease: Duration) -> Iterator[Finding]:  # noqa: ARG001
-    """What the statements of the store found."""
+    """The findings from the results of the store's statements."""
     file = diagnostics.get("diagnostic_file", ())
     safe = wal_is_safe(_version(file))
     yield from kept(file, diagnostics["diagnostic_journal"], _wal_bytes(file), safe=safe)
@@ -36,10 +36,10 @@ def kept(file: Rows, journal: Rows, wal_bytes: int | None, *, safe: bool) -> Ite
             "sqlite",
             seen,
             "this version can lose a commit in write-ahead mode (the WAL-reset bug)",
-            "stop everybody and open it by oncekey alone, or use sqlite+pysqlite3:// everywhere",
+            "stop all other programs so that only oncekey opens it, or use sqlite+pysqlite3:// everywhere",
         )
     elif mode in {"off", "memory"}:
-        yield Finding(Level.ERROR, "sqlite", seen, "a crash breaks the file", "PRAGMA journal_mode = PERSIST")
+        yield Finding(Level.ERROR, "sqlite", seen, "a crash corrupts the file", "PRAGMA journal_mode = PERSIST")
     elif not safe:
         yield Finding(
             Level.NOTE,
@@ -55,7 +55,7 @@ def kept(file: Rows, journal: Rows, wal_bytes: int | None, *, safe: bool) -> Ite
             Level.WARNING,
             "sqlite",
             f"the write-ahead log has {wal_bytes // _MIB} MiB",
-            "a reader that never ends keeps it from being emptied, and every look gets slower",
+            "a reader that never ends keeps it from being truncated, and every query gets slower",
             "find the connection with an open transaction",
         )
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 TEMPORARIES = "SELECT 1 FROM sqlite_temp_master LIMIT 1"
 
 _UNAVAILABLE: Final[tuple[tuple[str, str], ...]] = (
-    ("SQLITE_CANTOPEN", "the SQLite file cannot be opened: is its folder there, and may this process write to it?"),
+    ("SQLITE_CANTOPEN", "the SQLite file cannot be opened: its folder must exist and be writable for this process"),
     ("SQLITE_READONLY", "the SQLite file or its folder is read-only for this process"),
     ("SQLITE_PERM", "the SQLite file may not be used by this process"),
     ("SQLITE_FULL", "the disk that holds the SQLite file is full"),
     ("SQLITE_IOERR", "the disk failed while SQLite was reading or writing its file"),
     ("SQLITE_CORRUPT", "the SQLite file is damaged"),
-    ("SQLITE_NOTADB", "the file is no SQLite database"),
+    ("SQLITE_NOTADB", "the file is not a SQLite database"),
     ("SQLITE_PROTOCOL", "SQLite could not lock its file"),
     ("SQLITE_NOMEM", "SQLite ran out of memory"),
     ("SQLITE_INTERRUPT", "the statement was interrupted"),
@@ -31,7 +31,7 @@ _UNAVAILABLE: Final[tuple[tuple[str, str], ...]] = (
 )
 _BUSY: Final = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _OTHER_SCHEMA: Final = ("no such table", "no such column", "no such view", "has no column named")
-_OTHER_VERSION: Final = "the tables are missing or of another version: run `oncekey migrate up --store URL`"
+_OTHER_VERSION: Final = "the tables are missing or have another version: run `oncekey migrate up --store URL`"
 
 
 def store_error(error: Exception, what: str) -> errors.StoreError:
@@ -50,7 +50,7 @@ def store_error(error: Exception, what: str) -> errors.StoreError:
 
 
 def commit_error(error: Exception, what: str) -> errors.StoreError:
-    """The same for a COMMIT: a disk that failed half-way may or may not have kept it."""
+    """The store's error for a COMMIT: a disk that failed halfway may or may not have stored it."""
     name = str(getattr(error, "sqlite_errorname", ""))
     if name.startswith("SQLITE_IOERR"):
         return errors.CommitAmbiguousError(f"{what}: the disk failed during the commit")
@@ -60,7 +60,7 @@ def commit_error(error: Exception, what: str) -> errors.StoreError:
 
 
 def has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:
-    """Whether a handler left temporary tables, which the connection's next borrower would find."""
+    """Whether a handler left temporary tables, which the connection's next borrower would see."""
     try:
         return connection.execute(TEMPORARIES).fetchone() is not None
     except module.Error:
@@ -70,8 +70,8 @@ def has_temporaries(module: ModuleType, connection: sqlite3.Connection) -> bool:
 def execute(module: ModuleType, connection: sqlite3.Connection, statement: Statement) -> Rows:
     """Execute one statement to its end: only then is it committed.
 
-    Its values are bound in their order. To bind them by their names CPython lets go of the interpreter's lock for each
-    of them, and wakes a thread that waits for it: thirty times for a record.
+    Its values are bound by position. To bind them by name, CPython would release the interpreter's lock for each
+    value, and wake a thread that waits for it: thirty times for a record.
     """
     assert isinstance(statement.command, str)
     text, values = marked(statement.command)
@@ -80,12 +80,12 @@ def execute(module: ModuleType, connection: sqlite3.Connection, statement: State
     except module.Error as error:
         raise store_error(error, statement.name) from error
     except (KeyError, OverflowError, ValueError, module.Warning) as error:
-        # Such an error repeats the value that could not be bound, so it is not shown.
+        # Such an error repeats the value that could not be bound, so it is not chained.
         raise store_error(error, statement.name) from None
 
 
 def say(module: ModuleType, connection: sqlite3.Connection, sql: str, what: str) -> None:
-    """Execute a statement of the driver's own."""
+    """Execute one of the driver's own statements."""
     try:
         connection.execute(sql)
     except module.Error as error:

@@ -1,15 +1,15 @@
-"""SQLite files: opened durably, their connections lent to one borrower at a time, and one writer at a time.
+"""SQLite files: durable settings, connections for one borrower at a time, and the queue of writers.
 
-SQLite has one writer at a time, so its transaction is the lock of the key that it writes. SQLite does not say which key
-that is. So all threads and event loops of this process that write to a file share one `Writer`: they queue for its
+SQLite has one writer at a time, so its transaction is the lock of the key that it writes. SQLite does not report which
+key that is. So all threads and event loops of this process that write to a file share one `Writer`: they queue for its
 turn, and a transaction notes there which key it locks. So a duplicate is recognised at once, and does not have to queue
-behind its own first request. Writers of other processes are known to SQLite alone.
+behind its own first request. Writers in other processes are visible only to SQLite.
 
-A connection stays on the file that it has opened. If that file was deleted or replaced since, by a restore for example,
-SQLite goes on writing to the unlinked one as long as it has a write-ahead log, and every commit is lost. So each
-connection remembers the device and the inode of its file. They are compared when it is borrowed and after each commit:
-a commit into an unlinked file is never acknowledged, a file that was replaced is opened anew, and one that was deleted
-is not created again.
+A connection stays on the file that it has opened. If that file is deleted or replaced, by a restore for example, SQLite
+continues to write to the unlinked file while it has a write-ahead log, and every commit is lost. So each connection
+stores the device and the inode of its file. They are compared when it is borrowed and after each commit: a commit to an
+unlinked file is never acknowledged, a file that was replaced is opened again, and one that was deleted is not
+recreated.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from oncekey.databases.sqlite.execute import store_error
 
 _log = logging.getLogger("oncekey")
 POLL: Final = 0.005
-"""Seconds between two tries on a file that other processes use."""
+"""Seconds between two attempts on a file that other processes use."""
 
 LOOK_AFTER: Final = 0.25
-"""Seconds of waiting for the turn to write after which a request looks whether its answer is stored already."""
+"""Seconds of waiting for the turn to write after which a request checks whether its response is already stored."""
 
 LONGEST_JOURNAL: Final = 1024 * 1024
-"""Bytes of a journal that are kept for the next transaction; a longer one is truncated."""
+"""The length in bytes to which a journal is truncated for the next transaction."""
 
 GONE: Final = "the SQLite file was deleted or moved away: put it back, or restart this process to create a new one"
 REPLACED: Final = "the SQLite file was replaced while it was in use: nothing was stored in the new one"
-REOPENED: Final = "the SQLite file was replaced, or became writable: it is opened anew"
+REOPENED: Final = "the SQLite file was replaced, or became writable: it is opened again"
 READ_ONLY: Final = "the SQLite file is read-only for this process"
 
 Version: TypeAlias = tuple[int, int, int]
 
 FIXED: Version = (3, 51, 3)
 BACKPORTS: dict[tuple[int, int], int] = {(3, 44): 6, (3, 50): 7}
-"""The older branches that were repaired, and the first patch of each that is."""
+"""The older branches that were repaired, and the first repaired patch of each."""
 
 _warned: set[str] = set()
 _inherited: list[sqlite3.Connection] = []
-"""Connections of a parent process: SQLite forbids using them here, and closing them, too."""
+"""Connections of a parent process: SQLite forbids using or closing them here."""
 
 
 def wal_is_safe(version: Version) -> bool:
-    """Whether the write-ahead log of this SQLite keeps what was committed.
+    """Whether the write-ahead log of this SQLite keeps every commit.
 
     From 3.7.0 to 3.51.2 two connections that write and checkpoint at the same moment can lose a committed
     transaction (SQLite calls it the WAL-reset bug). A lost claim is a second execution, so those versions use no WAL.
@@ -70,9 +70,9 @@ def wal_is_safe(version: Version) -> bool:
 
 
 def repaired_module() -> ModuleType:
-    """`pysqlite3`, whose SQLite keeps what was committed in a write-ahead log.
+    """`pysqlite3`, whose SQLite keeps every commit in a write-ahead log.
 
-    It is used only where it is asked for. Two copies of SQLite in one process do not see each other's locks, and an
+    It is used only if the URL selects it. Two copies of SQLite in one process do not see each other's locks, and an
     application that opened the file with the standard library's would lose acknowledged commits (ADR 0005).
     """
     try:
@@ -88,17 +88,17 @@ def repaired_module() -> ModuleType:
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """The file that a connection has opened, which need not be the one that is at its path by now."""
+    """The file that a connection has opened, which may no longer be the one at its path."""
 
     path: str
     device: int
     inode: int
     writable: bool
-    """Whether this process may write to it: if not, SQLite opens it for reading only, and reports no error."""
+    """Whether this process may write to it: if not, SQLite opens it read-only, and reports no error."""
 
     @classmethod
     def at(cls, path: str) -> Self | None:
-        """The file that is at a path; None if there is none."""
+        """The file at a path; None if there is none."""
         found = _stat(path)
         if found is None:
             return None
@@ -107,7 +107,7 @@ class OpenedFile:
 
     @property
     def is_gone(self) -> bool:
-        """Whether nothing is at its path."""
+        """Whether there is no file at its path."""
         return _stat(self.path) is None
 
     @property
@@ -118,13 +118,13 @@ class OpenedFile:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether a connection that is opened now would open another file, or this one for writing at last."""
+        """Whether a new connection would open another file, or this one, now writable."""
         if self.writable:
             return not self.is_there
         return type(self).at(self.path) != self
 
     def check(self) -> None:
-        """Raise if it was deleted or replaced: what is committed to it is lost."""
+        """Raise if it was deleted or replaced: commits to it are lost."""
         if not self.is_there:
             raise StoreUnavailableError(GONE if self.is_gone else REPLACED)
 
@@ -138,12 +138,12 @@ def _stat(path: str) -> os.stat_result | None:
 
 @cache
 def _connection_class(module: ModuleType) -> type[sqlite3.Connection]:
-    """The module's own class, with room for the file that it has opened."""
+    """The module's own class, with an attribute for the file that it has opened."""
     return type("FileConnection", (module.Connection,), {"opened": None})
 
 
 class SqliteFile:
-    """One database file. Connections are opened when there is none to lend, and kept for the next."""
+    """One database file. A connection is opened if none is idle, and kept for the next borrower."""
 
     def __init__(
         self,
@@ -163,14 +163,14 @@ class SqliteFile:
         self._idle: list[sqlite3.Connection] = []
         self._business: list[sqlite3.Connection] = []
         self._opened: OpenedFile | None = None
-        """The file that the kept connections have opened, once there was any."""
+        """The file that the kept connections have opened; None before the first one."""
         self._pid = os.getpid()
         self._guard = threading.Lock()
         self._closed = False
 
     @contextmanager
     def lent(self, *, writes: bool = False) -> Iterator[sqlite3.Connection]:
-        """A connection for one piece of work; whatever goes wrong with it, the next borrower gets another."""
+        """A connection for one piece of work; after any error, the next borrower gets another one."""
         connection = self.take(writes=writes)
         try:
             yield connection
@@ -182,12 +182,12 @@ class SqliteFile:
         self.give_back(connection)
 
     def take(self, *, business: bool = False, writes: bool = False) -> sqlite3.Connection:
-        """A connection for the caller alone, until it is given back.
+        """A connection for the caller alone, until it is returned.
 
         If it `writes`, or is for business, the file must be writable: nothing is executed that could not be stored.
 
-        One for business transactions waits for other processes for `look_after` only; a caller with more patience tries
-        again. It is never used for reads alone: what it has cached of the file is still true when it writes next.
+        One for business transactions waits only `look_after` for other processes; a caller with more patience tries
+        again. It is never used only for reads, so its cache of the file is still valid when it writes next.
         """
         with self._guard:
             if self._pid != os.getpid():
@@ -206,7 +206,7 @@ class SqliteFile:
         return connection
 
     def check(self, connection: sqlite3.Connection) -> None:
-        """Raise if the file was deleted or replaced: what the connection has committed is in no file then."""
+        """Raise if the file was deleted or replaced: the connection's commits are then lost."""
         _opened_by(connection).check()
 
     def give_back(self, connection: sqlite3.Connection, *, business: bool = False) -> None:
@@ -220,12 +220,12 @@ class SqliteFile:
         connection.close()
 
     def discard(self, connection: sqlite3.Connection) -> None:
-        """Throw it away: what it had begun is rolled back."""
+        """Close it; an open transaction is rolled back."""
         with suppress(self.module.Error):
             connection.close()
 
     def close(self) -> None:
-        """Close what is not lent; what is lent is closed when it comes back."""
+        """Close idle connections; lent ones are closed when they are returned."""
         with self._guard:
             self._closed, idle = True, [*self._idle, *self._business]
             self._idle, self._business = [], []
@@ -233,7 +233,7 @@ class SqliteFile:
             connection.close()
 
     def _notice_replacement(self) -> None:
-        """Close what was kept of a file that is no longer there; if there is none in its place, refuse to go on."""
+        """Close the kept connections to a file that is gone; raise if there is no file in its place."""
         if self._opened is None or self._opened.is_there:
             return
         for connection in (*self._idle, *self._business):
@@ -270,7 +270,7 @@ class SqliteFile:
         return ours
 
     def _identified(self, before: OpenedFile | None) -> OpenedFile:
-        """The file that was opened just now. If another one is there than before, it may be either."""
+        """The file that was just opened. If the file at the path has changed meanwhile, it may be either."""
         found = OpenedFile.at(self.path)
         if found is None or before not in {None, found}:
             raise StoreUnavailableError(REPLACED)
@@ -279,15 +279,15 @@ class SqliteFile:
         return found
 
     def _make_durable(self, connection: sqlite3.Connection) -> None:
-        """Set the journal mode so that an acknowledged commit survives a power cut, with or without a WAL.
+        """Set the journal mode so that an acknowledged commit survives a power failure, with or without a WAL.
 
         Without a write-ahead log the journal is not deleted but its head is overwritten: only then SQLite syncs the end
-        of a transaction, and a journal cannot come back to undo it. Truncating it does the same, but then the file
-        system has to allocate its blocks anew in every transaction.
+        of a transaction, and a journal cannot reappear and undo it. Truncating has the same effect, but then the file
+        system has to allocate its blocks again in every transaction.
         """
         if wal_is_safe(self.module.sqlite_version_info):
             mode = self._patiently(connection, "PRAGMA journal_mode = WAL")
-            if mode != "wal":  # some file systems cannot share the memory it needs
+            if mode != "wal":  # some file systems do not support the shared memory that it needs
                 self._keep_journal(connection)
         else:
             self._tell_once()
@@ -311,7 +311,7 @@ class SqliteFile:
             ) from error
 
     def _patiently(self, connection: sqlite3.Connection, pragma: str) -> str:
-        """The mode that the file is in afterwards; SQLite itself does not wait when others are using it."""
+        """Set a mode, and return the resulting one; SQLite itself does not wait while others use the file."""
         deadline = time.monotonic() + self.busy_timeout
         while True:
             try:
@@ -343,7 +343,7 @@ def _is_busy(error: Exception) -> bool:
 
 
 class Writer:
-    """One file's writer. Only the holder of the turn begins a transaction that writes in this process."""
+    """One file's writer. Only the holder of the turn may begin a writing transaction in this process."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -357,12 +357,12 @@ class Writer:
         return self._turn.locked()
 
     def take(self, patience: float) -> None:
-        """Wait for the turn, at most so long."""
+        """Wait for the turn, for at most `patience` seconds."""
         if not self._turn.acquire(timeout=patience):
             raise StoreBusyError("another writer of this process held the SQLite file for too long")
 
     def leave(self) -> None:
-        """Pass the turn on; the lock ends with it."""
+        """Pass on the turn; the lock ends with it."""
         self._locked = None
         self._turn.release()
 
@@ -373,27 +373,27 @@ class Writer:
         return asker
 
     def asked(self, asker: object) -> None:
-        """Note that it has the turn, or waits no longer."""
-        self._asking.pop(asker, None)  # a forked child has forgotten it
+        """Note that the request has the turn, or no longer waits."""
+        self._asking.pop(asker, None)  # a forked child does not have it
 
     def lock(self, lock: Lock) -> None:
         """Note which key the holder's transaction locks."""
         self._locked = lock
 
     def holder(self, lock: Lock) -> Holder:
-        """Which request has the key. A request that only queues for it proves nothing: it may never run."""
+        """Which request has the key. A request that only queues for it is no proof: it may never run."""
         locked = self._locked
         if locked is not None and locked.number == lock.number:
             return Holder.SOMEBODY if locked.mark == lock.mark else Holder.OTHER
         return Holder.SOMEBODY if lock.number in list(self._asking.values()) else Holder.NOBODY
 
     def holds(self, number: int) -> bool:
-        """Whether any request has locked a key or asked for it."""
+        """Whether any request has locked a key or queues for it."""
         locked = self._locked
         return (locked is not None and locked.number == number) or number in list(self._asking.values())
 
     def forget(self) -> None:
-        """Release the turn in a forked child: its holder lives on in the parent."""
+        """Release the turn in a forked child: its holder is in the parent."""
         self._turn = threading.Lock()
         self._locked = None
         self._asking.clear()
@@ -404,7 +404,7 @@ _guard = threading.Lock()
 
 
 def writer_of(path: str) -> Writer:
-    """The writer of a file, under whatever name; all drivers of this process share it."""
+    """The writer of a file, by its real path; all drivers of this process share it."""
     real = os.path.realpath(path)
     with _guard:
         writer = _writers.get(real)
@@ -420,5 +420,5 @@ def _forget_the_parent() -> None:
         writer.forget()
 
 
-if hasattr(os, "register_at_fork"):  # where processes are forked
+if hasattr(os, "register_at_fork"):  # on platforms that can fork
     os.register_at_fork(after_in_child=_forget_the_parent)

@@ -1,4 +1,4 @@
-"""The SQLite connection that a blocking handler gets: everything but the end of the transaction (L5)."""
+"""`op.connection` for SQLite in a blocking handler, which refuses to end the transaction (L5)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ERRORS: Final = frozenset(
         "NotSupportedError",
     }
 )
-"""The exceptions of the DB-API, which a connection offers as attributes: two modules have two of each."""
+"""The exceptions of the DB-API, which are attributes of a connection, because the two SQLite modules have their own."""
 
 
 class Speaker(Protocol):
@@ -33,10 +33,10 @@ class Speaker(Protocol):
         """A new cursor; the first one begins the transaction."""
 
     def executes(self) -> None:
-        """Check before each statement that the transaction is still there."""
+        """Check before each statement that the transaction is still open."""
 
     def executed(self, sql: str) -> None:
-        """Check after each statement whether the transaction is still there, and what the statement may have left."""
+        """Check after each statement whether the transaction is still open, and what the statement may have left."""
 
     def error_class(self, name: str) -> Any:  # noqa: ANN401  (a class of the SQLite module in use)
         """One of `ERRORS`."""
@@ -69,7 +69,7 @@ class SqliteHandlerCursor:
         return self._cursor.fetchmany(self._cursor.arraysize if size is None else size)
 
     def fetchall(self) -> list[Any]:
-        """All rows that are left."""
+        """The remaining rows."""
         return self._cursor.fetchall()
 
     def __iter__(self) -> Iterator[Any]:
@@ -107,7 +107,7 @@ class SqliteHandlerCursor:
 class SqliteHandlerConnection:
     """`op.connection` for SQLite. Its rows have names and positions.
 
-    Catch `op.connection.IntegrityError` and the like: which module's they are depends on what is installed.
+    Catch `op.connection.IntegrityError` and so on: the module of these classes depends on what is installed.
     """
 
     def __init__(self, speaker: Speaker) -> None:

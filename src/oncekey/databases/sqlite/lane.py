@@ -1,7 +1,7 @@
-"""SQLite's lane: one event loop's queue of writers for a file, and the thread that they write in.
+"""SQLite's lane: an event loop's queue of writers for a file, and the thread in which they write.
 
-SQLite has one writer at a time, and its calls block. On the event loop a blocked call would stop everything, also the
-writer that it waits for. So a transaction that writes takes a turn, waits for it by `await`, and does all its work in
+SQLite has one writer at a time, and its calls block. In the event loop a blocked call would stop everything, including
+the writer that it waits for. So a transaction that writes takes a turn, awaits it, and does all its work in
 the lane's one writing thread:
 
     event loop                          lane                             writing thread
@@ -13,17 +13,17 @@ the lane's one writing thread:
                                         pass_on: B HELD        ◀──────┘
                                                                ───────▶  B: BEGIN, lock, read
 
-* Only the transaction with the turn puts jobs into the writing thread, so that it can always go on: no job in the
+* Only the transaction with the turn puts jobs into the writing thread, so it can always continue: no job in the
   thread waits for another transaction of this event loop.
-* A waiting transaction leaves its first job with its turn. The thread itself calls `pass_on` after a last job and goes
-  on with the next transaction at once, so the file does not stay idle until the event loop has noticed the end.
-* A task that is cancelled before its turn has come is removed with its job. After that the job is done to its end, and
-  the turn remembers it (`cancelled`), so that the transaction is rolled back and not committed.
-* Reading needs no turn: it has threads of its own (`READERS`).
+* A waiting transaction leaves its first job with its turn. The thread itself calls `pass_on` after a last job and
+  continues with the next transaction at once, so the file is not idle until the event loop has noticed the end.
+* A task that is cancelled before its turn has come is removed with its job. After that the job runs to its end, and
+  the turn records the cancellation (`cancelled`), so that the transaction is rolled back and not committed.
+* Reading needs no turn: it has its own threads (`READERS`).
 
-A statement in SQLite takes no longer than passing it to a thread and back, so that way is short: a job and its future
-are one entry of a queue, and the event loop is woken once for all jobs that were done meanwhile. Writers in other
-threads and event loops of this process are kept apart by the file's `Writer`, those of others by SQLite itself.
+A statement in SQLite takes no longer than passing it to a thread and back, so that path is short: a job and its future
+are one entry in a queue, and the event loop is woken once for all jobs that have ended. The file's `Writer` separates
+writers in other threads and event loops of this process, and SQLite itself those of other processes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from oncekey.databases.handler_sql import OVER
 T = TypeVar("T")
 
 READERS: Final = 4
-"""Threads for reading. Writers have their own, so readers cannot delay them."""
+"""The number of threads for reading. Writers have their own, so readers cannot delay them."""
 
 LINGER: Final = 0.05
 """Seconds that an idle thread waits for its next job before it ends; an exiting process waits for it."""
@@ -52,12 +52,12 @@ _lanes: dict[tuple[asyncio.AbstractEventLoop, str], Lane] = {}
 
 
 class Job(NamedTuple):
-    """A function for a thread. The task that waits for it may be cancelled; the job is not."""
+    """A function to run in a thread. The task that waits for it may be cancelled; the job is not."""
 
     future: asyncio.Future[Any]
     do: Callable[[], Any]
     then: Callable[[], None] | None = None
-    """Called in the thread after the job, before the event loop gets the result."""
+    """Called in the thread after the job, before the event loop receives the result."""
 
 
 class Crew:
@@ -81,7 +81,7 @@ class Crew:
         return future
 
     def put(self, job: Job) -> None:
-        """Run a job that has a future already; may be called from any thread."""
+        """Run a job that already has a future; may be called from any thread."""
         with self._guard:
             self._jobs.put(job)
             self._pending += 1
@@ -90,7 +90,7 @@ class Crew:
             self._there += 1
         try:
             self._pool.submit(self._work)
-        except RuntimeError as error:  # after the interpreter was shut down no thread can be started
+        except RuntimeError as error:  # no thread can be started while the interpreter shuts down
             with self._guard:
                 self._there -= 1
             raise StoreUnavailableError("the store's driver was closed") from error
@@ -127,11 +127,11 @@ class Crew:
     def _call(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._deliver)
-        except RuntimeError:  # the event loop was closed: no task waits any more
+        except RuntimeError:  # the event loop was closed: no task is waiting
             self._called = False
 
     def _deliver(self) -> None:
-        self._called = False  # before looking: a job that is done from now on calls again
+        self._called = False  # before the check: a job that ends from now on calls again
         done = self._done
         while done:
             future, result, error = done.popleft()
@@ -139,7 +139,7 @@ class Crew:
                 continue  # the waiting task was cancelled
             if error is None:
                 future.set_result(result)
-            elif isinstance(error, StopIteration):  # a future does not take one
+            elif isinstance(error, StopIteration):  # a future does not accept one
                 future.set_exception(RuntimeError("a job in a thread raised StopIteration"))
             else:
                 future.set_exception(error)
@@ -165,15 +165,15 @@ class Turn:
         self.jobs: list[Job] = []
         """The jobs to run when the turn has come."""
         self.number = 0
-        """Its place in the queue, which it gets again if it comes back."""
+        """Its position in the queue, which it keeps if it returns."""
         self.timer: asyncio.TimerHandle | None = None
         self.cancelled = False
-        """Whether a task was cancelled whose job is done all the same."""
+        """Whether a task was cancelled whose job still runs."""
 
     async def do(self, job: Callable[[], T], patience: float, *, last: bool = False) -> T:
         """Run a job in the thread when the turn has come; `StoreBusyError` if that takes too long.
 
-        If the task is cancelled before that, the job is dropped. Afterwards the job is done all the same.
+        If the task is cancelled before that, the job is dropped. Afterwards the job still runs to its end.
         """
         lane = self._lane
         future: asyncio.Future[T] = lane.loop.create_future()
@@ -190,12 +190,12 @@ class Turn:
                 self.timer = None
 
     def withdraw(self) -> bool:
-        """Give the turn up, unless it has come; jobs that wait for it fail with an error."""
+        """Give up the turn, unless it has come; jobs that wait for it fail."""
         return self._lane.give_up(self, TransactionControlError(OVER))
 
 
 class Lane:
-    """The turns for one file in one event loop: which is held, which wait, and the threads."""
+    """The turns for one file in one event loop, held and waiting, and their threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -223,7 +223,7 @@ class Lane:
                 turn.timer = self.loop.call_later(patience, self._too_long, turn)
 
     def forget(self, turn: Turn, job: Job) -> bool:
-        """Drop the job of a cancelled task. False: its turn has come, and the job is done without a task."""
+        """Drop the job of a cancelled task. False: its turn has come, and the job runs without a task."""
         with self._guard:
             if turn.state is TurnState.WAITING:
                 turn.jobs.remove(job)

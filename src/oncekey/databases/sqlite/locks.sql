@@ -1,5 +1,5 @@
--- LOCAL in one commit: the transaction that writes is alone in the file, and reads the record. The transaction itself is the
--- lock, so `lock_file` has nothing to try; the process knows which key it is for.
+-- LOCAL in one commit: the writing transaction is alone in the file, and reads the record. The transaction itself is the
+-- lock, so `lock_file` takes none; the process records whose key it is.
 
 -- name: lock_file
 -- Read the record of a key in a transaction that has locked the whole file.

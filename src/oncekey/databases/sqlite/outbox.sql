@@ -15,8 +15,8 @@ RETURNING id;
 
 -- name: due
 -- Claim the parcels that a worker delivers next, longest waiting first.
--- At most `careful` of the parcels are taken that are a request's own call or were attempted before, counted among
--- those that are next.
+-- At most `careful` of the next parcels are claimed that are a request's own call or were attempted
+-- before.
 UPDATE oncekey_outbox
 SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner,
     lease_until = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease,

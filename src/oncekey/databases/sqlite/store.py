@@ -1,8 +1,8 @@
 """SQLite: tables `oncekey_*` in the application's own file.
 
-LOCAL in one commit takes no lock: the right to write to the file is the lock of the key that is written. A file has one
-writer at a time, so a transaction that has begun to write has the lock. What is left is to know for which key that is,
-for requests that would have to wait. Within the process the driver's `Writer` knows it.
+LOCAL in one commit needs no separate lock: the right to write to the file is the lock of the key that is written. A
+file has one writer at a time, so a transaction that has begun to write has the lock. Within the process, the driver's
+`Writer` records its key for requests that would have to wait.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DIAGNOSTICS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "diagnostic_ttl": ("shortest_ttl", "longest_call"),
     }
 )
-"""What `oncekey doctor` reads: the statements, and the columns of each."""
+"""The statements of `oncekey doctor`, with their columns."""
 
 
 def tables() -> SqlSchema:
@@ -46,7 +46,7 @@ def tables() -> SqlSchema:
 class SqliteStore(SqlStore):
     """Records in SQLite.
 
-    `writer` comes from the driver, and knows which request may write; without it LOCAL claims first.
+    `writer` comes from the driver and records which request may write; without it LOCAL claims first.
     """
 
     def __init__(self, *, writer: Writer | None = None, clock: Callable[[], Instant] | None = None) -> None:
@@ -63,7 +63,7 @@ class SqliteStore(SqlStore):
 
 
 class Writer(Protocol):
-    """Which request writes to the file, as far as this process knows."""
+    """The request that writes to the file, if it is in this process."""
 
     def asks(self, lock: Lock) -> object:
         """Note that a request queues to write under a key."""
@@ -72,10 +72,10 @@ class Writer(Protocol):
         """Note that it no longer queues."""
 
     def lock(self, lock: Lock) -> None:
-        """Note for which key the writer's transaction is."""
+        """Note the key of the writer's transaction."""
 
     def holder(self, lock: Lock) -> Holder:
-        """Which request writes under a key, or queues to."""
+        """Which request writes under a key, or queues for it."""
 
     def holds(self, number: int) -> bool:
         """Whether any request does."""
@@ -92,10 +92,10 @@ class SqliteLocks(LockStore):
         self._writer = writer
 
     def locking(self, lock: Lock, claim: Claim) -> Body[Locked]:
-        """Become the writer, and read (L1). If that takes long, look for an answer first.
+        """Become the writer, and read (L1). If that takes long, look for a stored response first.
 
-        A stored answer is final, so it needs no lock, and reading it does not wait. While a request queues for the
-        lock, this process knows that the key is asked for.
+        A stored response is final, so it needs no lock, and reading it does not wait. While a request queues for the
+        lock, its key is noted in this process.
         """
         where: dict[str, Value] = {"scope": claim.id.scope, "key": claim.id.key}
         writer = self._writer
@@ -117,16 +117,16 @@ class SqliteLocks(LockStore):
     def completing_at_commit(
         self, claim: Claim, target: WriteTarget, settlement: Completed | Deferred, begun: int
     ) -> Fold[Stored] | None:
-        """`completing` as one statement, to be executed in one call of the thread together with the COMMIT.
+        """`completing` as one statement, to be executed in one job of the thread together with the COMMIT.
 
-        Not for a deferred answer, whose parcel is another statement.
+        Not for a deferred response, whose parcel is another statement.
         """
         if isinstance(settlement, Deferred):
             return None
         return Fold(self._finished(claim, target, settlement), lambda rows: self._stored(rows[0], begun))
 
     def held(self, number: int) -> Flow[bool]:
-        """Whether the lock of a key is held or waited for in this process (L8)."""
+        """Whether a request of this process holds the lock of a key, or waits for it (L8)."""
         yield from ()
         return self._writer.holds(number)
 

@@ -1,7 +1,7 @@
 -- name: purge_expired
 -- Delete a batch of records whose ttl is over (row 30).
--- The ordinary case of the reaper, and `purge_kept` and `mark_expired` like it. `until` comes from an instant that the reaper
--- has compared with its own clocks; the state is the one before the move.
+-- The ordinary case of the reaper, like `purge_kept` and `mark_expired`. `until` comes from an instant that the
+-- reaper has compared with its own clocks; the state is the one before the move.
 DELETE FROM oncekey_record
 WHERE rowid IN (
     SELECT record.rowid

@@ -1,4 +1,4 @@
-"""Stored answers in the reply to BEGIN, on PostgreSQL."""
+"""Returns stored responses in the reply to BEGIN, on PostgreSQL."""
 
 from __future__ import annotations
 

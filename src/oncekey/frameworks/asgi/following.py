@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 ASK_AGAIN: Final = (
     "{name} of once.connection: no connection is held between two steps; begin with a statement that is awaited, or "
-    "ask for it again by `await once.connection()`"
+    "get a connection first, with `await once.connection()`"
 )
 _ENDINGS: Final = frozenset({"commit", "executescript"})
 
@@ -67,12 +67,12 @@ class TransactionFollower:
         self._looks_like(tx.connection)
 
     def done(self) -> None:
-        """The step was flushed: the session refuses further changes."""
+        """Refuse further changes of the session: the step was flushed."""
         if self._session is not None:
             self._session.done()
 
     def part(self) -> None:
-        """The transaction has ended: session and connection only read from now on."""
+        """Only read from now on: the transaction has ended."""
         self._within = None
         if self._session is not None:
             self._session.part()
@@ -91,19 +91,19 @@ class TransactionFollower:
             await self._session.rest()
 
     async def close(self) -> None:
-        """The request has ended: release everything."""
+        """Release everything at the end of the request."""
         await self.rest()
         if self._session is not None:
             await self._session.close()
 
     # Used by `FollowingConnection`.
 
-    def current(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
+    def current(self) -> Any:  # noqa: ANN401  (the driver's own type)
         """The connection in use, if there is one."""
         tx = self._within or self._reading
         return None if tx is None else tx.connection
 
-    def attribute(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
+    def attribute(self, name: str) -> Any:  # noqa: ANN401  (an attribute of the driver's)
         """A method or a value of the connection. A coroutine method may open the read-only transaction first."""
         if self._within is not None:
             return getattr(self._within.connection, name)
@@ -147,7 +147,7 @@ class FollowingConnection:
     def __init__(self, follower: TransactionFollower) -> None:
         object.__setattr__(self, "_follower", follower)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (whatever the driver has there)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401  (an attribute of the driver's)
         if name.startswith("__"):
             raise AttributeError(name)  # Python itself looks for these names; they are not part of a connection
         return self._follower.attribute(name)
@@ -159,7 +159,7 @@ class FollowingConnection:
         setattr(connection, name, value)
 
     @property  # type: ignore[misc]  # isinstance() reads it, and nothing sets it
-    def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() takes it for what it stands for)
+    def __class__(self) -> Any:  # noqa: ANN401  (so that isinstance() sees the driver's class)
         return self._follower.look
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""The lifespan of a wrapped ASGI application: oncekey's runs around the application's own, if it has one."""
+"""The lifespan of a wrapped ASGI application: oncekey's lifespan runs around the application's, if it has one."""
 
 from __future__ import annotations
 

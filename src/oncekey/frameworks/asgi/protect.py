@@ -52,7 +52,7 @@ else:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-NO_FACTORY = "this framework needs once.install(app), which knows how to make its responses"
+NO_FACTORY = "this framework needs once.install(app), which creates its responses"
 
 
 def protect(handler: F, enrolment: Enrolment) -> F:
@@ -105,8 +105,8 @@ def operation_name(handler: Callable[..., Any], enrolment: Enrolment) -> str | N
     """The name of a handler's operation parameter, if it has one; raises for a generator, which cannot be protected."""
     if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
         raise ConfigurationError(
-            f"{handler.__qualname__}: a generator streams its answer piece by piece, which cannot be stored before "
-            "it is sent; return a StreamingResponse or the whole answer"
+            f"{handler.__qualname__}: a generator streams its response piece by piece, which cannot be stored before "
+            "it is sent; return a StreamingResponse or the whole response"
         )
     return operation_parameter(handler, blocking=enrolment.blocking)
 
@@ -137,7 +137,7 @@ async def _plainly(handler: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _run(  # noqa: PLR0917  (an object that holds them is one more call)
+async def _run(  # noqa: PLR0917  (an object for them would cost one more call)
     exchange: Exchange,
     enrolment: Enrolment,
     handler: Callable[..., Any],
@@ -291,7 +291,7 @@ def _spoken(node: ast.expr, names: Mapping[str, object]) -> Iterator[bool]:
 
 
 def _looked_up(found: object, name: str) -> Iterator[bool]:
-    """The operations that a name in the handler's module means; if only a type checker imports it, the name decides."""
+    """The operations that a name refers to; if only a type checker imports its value, the name itself decides."""
     if found is not None:
         yield from _kinds(found, {})
     elif name in _BY_NAME:

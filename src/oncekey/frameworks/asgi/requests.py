@@ -136,7 +136,7 @@ class Intake:
         self._hold = True
 
     def release(self) -> None:
-        """The response was sent: pass a disconnect on to the application."""
+        """Pass a disconnect on to the application: the response was sent."""
         self._hold = False
         if self._released is not None:
             self._released.set()
@@ -193,7 +193,7 @@ class Intake:
 
 
 class _Begun:
-    """Awaits a coroutine whose first step `_next` has made: first what that step yielded, then the rest."""
+    """Awaits a coroutine that `_next` has advanced once: yields the result of that step, then the rest."""
 
     __slots__ = ("_first", "_waiting")
 
@@ -206,7 +206,7 @@ class _Begun:
         while True:
             try:
                 yield awaited
-            except BaseException as error:  # noqa: BLE001  (a cancellation above all: it is handed on as it came)
+            except BaseException as error:  # noqa: BLE001  (mostly a cancellation: passed on unchanged)
                 try:
                     awaited = self._waiting.throw(error)
                 except StopIteration as ended:
@@ -354,8 +354,8 @@ NO_REQUEST: Final = (
     "handler.__wrapped__ if the handler takes no operation"
 )
 CALLED: Final = (
-    "{operation} is protected and was called as a function by {caller}, which is not: nothing was executed. Move what "
-    "both need into a function of its own, or call it by a request with a key of its own; a decorator above "
+    "{operation} is protected and was called as a function by {caller}, which is not: nothing was executed. Move their "
+    "shared code into a third function, or send {operation} a request with its own key; a decorator above "
     "@once.protect has to use functools.wraps"
 )
 
@@ -446,7 +446,7 @@ def check_alone() -> None:
         request = request.outer
 
 
-def layers(endpoint: Any) -> Iterator[Any]:  # noqa: ANN401  (whatever a route was given)
+def layers(endpoint: Any) -> Iterator[Any]:  # noqa: ANN401  (of any kind)
     """An endpoint and the functions that its decorators wrap, from the outside in."""
     layer = endpoint
     for _ in range(_DEEPEST):

@@ -38,14 +38,14 @@ else:
 
 
 NOT_LOCAL = (
-    "once.connection would lose what is written here: the route is not enrolled with effects=LOCAL or "
-    "PHASED, so it is not committed; enrol it, or use a connection of the application's own"
+    "once.connection would lose what is written here: the route is not enrolled with effects=LOCAL or PHASED, "
+    "so nothing commits the rows; enrol it, or use the application's own connection"
 )
 BLOCKING = "{operation} is a plain `def`: make it `async def` to use once.session or once.connection"
 UNSEEN = (
     "once.session could not see that {operation} is enrolled, so its rows would not commit with the key: this "
     "framework does not name the endpoint in the ASGI scope; write through op.connection, or through the connection "
-    "that op.phase hands to its function"
+    "that op.phase passes to its function"
 )
 
 
@@ -92,7 +92,7 @@ class RequestTransaction:
         """A session that only reads until it joins a transaction. It opens no connection before its first use."""
         return self._get_follower().session()
 
-    async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
+    async def connection(self) -> Any:  # noqa: ANN401  (the driver's own type)
         """The connection of the business transaction or of the phase; on other routes a read-only one."""
         enrolment = await self._enrolment()
         if enrolment is not None and enrolment.effects is not Effects.INLINE:
@@ -294,7 +294,7 @@ class TransactionDependency:
         """The session of this request."""
         return await self._transaction().session()
 
-    async def connection(self) -> Any:  # noqa: ANN401  (whatever the driver's users know)
+    async def connection(self) -> Any:  # noqa: ANN401  (the driver's own type)
         """The connection of this request."""
         return await self._transaction().connection()
 

@@ -1,4 +1,4 @@
--- What both stores report about themselves by the same statements. Nothing here writes.
+-- Diagnostics that both stores share. Nothing here writes.
 
 -- name: diagnostic_clock
 -- Read the database's clock, to compare it with the machine's.

@@ -1,4 +1,4 @@
--- LOCAL in one commit: the finished record, written once and last. Each store locks the key in its own way.
+-- LOCAL in one commit: the finished record, written once, as the last statement. Each store locks the key in its own way.
 
 -- name: commit_new
 -- Insert the completed record of a LOCAL request (row 2).

@@ -1,5 +1,5 @@
 -- The reads and writes of operators. Writes prove the version that was read.
--- Lists return the clock even if they are empty, and no answers: bodies may be large.
+-- Lists return the clock even if they are empty, and no responses: bodies may be large.
 
 -- name: list_records
 -- List the records that match a search, newest first.
@@ -56,7 +56,7 @@ ORDER BY page.`key`, page.scope;
 {keys_found(record.`key` >= :first AND record.`key` < :last; record.state IN ('completed', 'expired'))};
 
 -- name: last_results
--- Read the steps of the last records that made the same call, as a template for a result by hand.
+-- Read the steps of the last records that made the same call, as a template for an operator's result.
 -- Served by oncekey_call_at: the newest calls, of which few are read.
 SELECT record.memo
 FROM (SELECT made.* FROM oncekey_call AS made ORDER BY made.at DESC, made.incarnation DESC, made.phase DESC
@@ -93,7 +93,7 @@ WHERE letter.incarnation = :incarnation
 ORDER BY letter.id;
 
 -- name: operator_answer
--- Complete an unknown record with a response that was given or found out (row 19).
+-- Complete an unknown record with the response of an operator, a resolver or a webhook (row 19).
 UPDATE oncekey_record
 SET state = 'completed', outcome = :outcome, version = version + 1, intent = NULL,
     response_status = :response_status, response_headers = :response_headers,
@@ -117,8 +117,8 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_replace
--- Replace the last result of a record, which an operator gave (row 34).
--- An owner that ran with the former result writes nothing any more: the fence is raised.
+-- Replace the last result of a record, which an operator entered (row 34).
+-- An owner that ran with the former result can no longer write: the fence is raised.
 UPDATE oncekey_record
 SET state = 'failed_retryable', fence = fence + 1, version = version + 1, memo = :memo,
     recovery_point = :recovery_point, reconcile_after = NULL,
@@ -161,7 +161,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 {giving};
 
 -- name: operator_extend
--- Extend the life of a completed record (row 35).
+-- Extend the time to live of a completed record (row 35).
 UPDATE oncekey_record
 SET version = version + 1, expires_at = {greatest}(expires_at, :expires_at)
 WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND version = :seen_version
@@ -183,9 +183,9 @@ ORDER BY record.state, record.effects, record.operation;
 
 -- name: standing
 -- Count what is unfinished and what waits, up to a bound; the result is one row.
--- Unfinished records are read once, by the indexes of states. Other kinds that may be many are counted along their
--- index, up to a bound: oncekey_record_expiring, oncekey_outbox_due, oncekey_dead_letter_died. All records are counted by the
--- entries of an index alone, up to a larger bound.
+-- Unfinished records are read once, by the indexes of states. Other kinds, which may be many, are counted along their
+-- index, up to a bound: oncekey_record_expiring, oncekey_outbox_due, oncekey_dead_letter_died. All records are counted
+-- only by the entries of an index, up to a larger bound.
 WITH clock AS {materialized} (
     SELECT {now} AS now
 ), unfinished AS {materialized} (

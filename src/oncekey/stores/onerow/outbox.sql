@@ -1,8 +1,8 @@
--- The outbox. A write about a parcel proves its id and its fence. `due_at` is when a worker may claim a parcel next: when it
--- is to be tried, or, while it is held, when its lease runs out.
+-- The outbox. A write to a parcel proves its id and its fence. `due_at` is when a worker may claim a parcel next: at its
+-- next attempt or, while a worker holds it, at the end of its lease.
 
 -- name: held_by
--- Read the parcels that a claim got, after its reply was lost.
+-- Read the parcels that a worker has claimed, after the reply was lost.
 SELECT {now} AS now, parcel.* FROM oncekey_outbox AS parcel
 WHERE parcel.owner = :owner AND parcel.state = 'held';
 

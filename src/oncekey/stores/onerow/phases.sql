@@ -1,4 +1,4 @@
--- Steps of phased records: what an owner writes between its claim and its settlement. All are served by the primary key.
+-- Steps of phased records: the owner's writes between its claim and its settlement. All are served by the primary key.
 -- The memo is compared as a whole: a resolver may have added the open call's result without raising the fence.
 
 -- name: checkpoint
@@ -56,7 +56,7 @@ WHERE scope = :scope AND `key` = :key
 
 -- name: resumable
 -- List the PHASED records that the completer may resume, oldest first.
--- Served by oncekey_record_resumable. The cursor goes on from the last row that was read, so that a page of rows
+-- Served by oncekey_record_resumable. The cursor continues from the last row that was read, so that a page of rows
 -- that no worker can resume does not hide the others.
 SELECT clock.now AS now, record.*
 FROM {clock}, oncekey_record AS record

@@ -1,5 +1,5 @@
 -- The statements for SQLite and MariaDB, one block each. Every one is served by the primary key (scope, key).
--- Parts that are not here are in each store's spelling.sql, the clock {now} among them.
+-- Other parts, such as the clock {now}, are in each store's spelling.sql.
 
 -- part: runs_again
 CASE WHEN effects = 'phased'
@@ -7,7 +7,7 @@ CASE WHEN effects = 'phased'
             ELSE recovery = 'retry' AND memo IS NULL AND intent IS NULL END;
 
 -- part: doubted
--- A failed lease (on_lease_expired="fail") is an operator's at once: no resolver is asked about it.
+-- A failed lease (on_lease_expired="fail") goes to an operator at once: no resolver checks it.
 UPDATE oncekey_record
 SET state = 'unknown', version = version + 1, owner = NULL, lease_until = NULL,
     last_error = :last_error, reconcile_after = CASE WHEN :last_error = 'failed_lock_expired' THEN NULL ELSE {now} END
@@ -82,7 +82,7 @@ WHERE scope = :scope AND `key` = :key
 {giving};
 
 -- name: mark_unknown
--- Mark a record unknown whose lease is over and that must not run again (row 15).
+-- Mark a record unknown whose lease has expired and that must not run again (row 15).
 {doubted}
   AND state = 'in_progress' AND lease_until <= {now}
 {giving};

@@ -1,4 +1,4 @@
--- The reads and writes of resolvers and webhooks, besides the moves that they share with operators (operate.sql).
+-- The reads and writes of resolvers and webhooks, except the moves that they share with operators (operate.sql).
 
 -- name: unknown_due
 -- List the unknown records to check with their provider now, longest due first.
@@ -34,8 +34,8 @@ SELECT * FROM oncekey_evidence WHERE source = :source AND event_id = :event_id;
 
 -- name: evidence_about
 -- Read the evidence about a record's call that has no verdict yet, oldest first.
--- Served by oncekey_evidence_open_key and oncekey_evidence_open_provider. Evidence from before the record began is not
--- about it.
+-- Served by oncekey_evidence_open_key and oncekey_evidence_open_provider. Evidence from before the record began does
+-- not concern it.
 SELECT evidence.* FROM oncekey_evidence AS evidence
 WHERE evidence.verdict IS NULL AND evidence.at >= :since
   AND (evidence.downstream_key = :downstream_key
@@ -64,7 +64,7 @@ LIMIT 10;
 
 -- name: keys_named
 -- Read the downstream keys for which a source reported this provider's id, at most two.
--- Served by oncekey_evidence_open_provider and oncekey_evidence_judged_provider. Two are enough to see that it is not clear.
+-- Served by oncekey_evidence_open_provider and oncekey_evidence_judged_provider. Two are enough to show that the id is ambiguous.
 SELECT heard.downstream_key FROM oncekey_evidence AS heard
 WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id AND heard.source = :source
   AND heard.downstream_key IS NOT NULL

@@ -1,4 +1,4 @@
--- What `oncekey rekey` and `oncekey doctor` ask about sealed content, and the one write that changes its key.
+-- The queries of `oncekey rekey` and `oncekey doctor` about sealed content, and the one write that changes its key.
 
 -- name: content_records
 -- List the records that have content which can be sealed.
@@ -12,7 +12,7 @@ LIMIT :limit;
 
 -- name: reseal_record
 -- Store a record's content under another key; the record does not move.
--- The write proves the version. An owner compares the memo that it has read byte by byte, so an owned record is left alone.
+-- The write proves the version. An owner compares its memo byte by byte, so an owned record is left alone.
 UPDATE oncekey_record
 SET version = version + 1, response_headers = :response_headers, response_body = :response_body,
     response_schema = :response_schema, memo = :memo, request = :request
@@ -22,7 +22,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 
 -- name: content_parcels
 -- List all parcels and dead letters.
--- Served by the indexes of the ids, a page of each table at most.
+-- Served by the indexes of the ids, at most a page of each table.
 SELECT parcel.* FROM (
     SELECT waiting.* FROM (
         SELECT id, kind, scope, `key`, incarnation, aggregatetype, payload, downstream_key, position, order_by

@@ -1,8 +1,8 @@
--- The statements of the sweeper and the reaper. Pages return the clock even if they are empty, and no answers: bodies may be
--- large. Writes prove the version that was read, so a record that another actor moved first is left alone.
+-- The statements of the sweeper and the reaper. Pages return the clock even if they are empty, and no responses: bodies
+-- may be large. Writes prove the version that was read, so a record that another actor moved first is left alone.
 
 -- name: stale
--- List the records in progress whose lease is over, oldest first.
+-- List the records in progress whose lease has expired, oldest first.
 SELECT clock.now, page.*
 FROM {clock} LEFT JOIN (
     SELECT record.*
@@ -15,7 +15,7 @@ FROM {clock} LEFT JOIN (
 ORDER BY page.created_at, page.scope, page.`key`;
 
 -- name: runs
--- Read how long the operations took that finished last.
+-- Read how long the operations that finished last took.
 SELECT record.operation, record.finished_at - record.last_run_at AS took
 FROM oncekey_record AS record
 WHERE record.state IN ('completed', 'failed_retryable', 'pending') AND record.finished_at > record.last_run_at
@@ -23,7 +23,7 @@ ORDER BY record.expires_at DESC, record.scope DESC, record.`key` DESC
 LIMIT :limit;
 
 -- name: sweep_retryable
--- Release a record whose lease is over and that may run again (row 14).
+-- Release a record whose lease has expired and that may run again (row 14).
 UPDATE oncekey_record
 SET state = 'failed_retryable', version = version + 1, owner = NULL, lease_until = NULL, last_error = :last_error
 WHERE scope = :scope AND `key` = :key
@@ -53,11 +53,11 @@ FROM {clock} LEFT JOIN (
 ORDER BY page.expires_at, page.scope, page.`key`;
 
 -- name: expiring
--- List the records whose ttl is over and that are not marked as expired, longest ago first.
+-- List the records whose ttl is over and that are not marked as expired, the oldest expiry first.
 {past_expiry(record.state IN ('completed', 'failed_retryable', 'pending'))};
 
 -- name: kept_expired
--- List the records that are marked as expired, longest ago first.
+-- List the records that are marked as expired, the oldest expiry first.
 {past_expiry(record.state = 'expired')};
 
 -- name: abandon
@@ -95,7 +95,7 @@ ORDER BY line.id
 LIMIT :limit;
 
 -- name: deletions
--- Read the latest audit lines that are about several keys of a scope, newest first.
+-- Read the latest audit lines about several keys of a scope, newest first.
 SELECT line.*
 FROM oncekey_audit AS line
 WHERE line.scope = :scope AND line.key_digest = ''

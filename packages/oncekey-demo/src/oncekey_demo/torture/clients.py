@@ -79,9 +79,9 @@ class Clients:
     scope: str
     ports: Callable[[], Sequence[int]]
     routes: Sequence[str] = tuple(ROUTES)
-    """The paths that they send to."""
+    """The paths to which they send."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when clients must not begin another key."""
+    """Set when clients must not start another key."""
     operations: list[Operation] = field(default_factory=list)
     intended_requests: dict[str, IntendedRequest] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
@@ -117,7 +117,7 @@ class Clients:
             patience = chance.uniform(0.2, PATIENCE) if chance.random() < 0.3 else PATIENCE  # noqa: PLR2004
             final = await self._volley(intended, bodies, chance, _trouble(intended, chance) if first else {}, patience)
             if final == Code.KEY_REUSED.value and intended.rival is not None:
-                # The other body arrived first, so the key now belongs to it.
+                # The other body arrived first, so the key belongs to it.
                 wanted, intended = intended.rival, replace(intended, rival=None)
                 continue
             if final or intended.leaves:
@@ -214,7 +214,7 @@ def _trouble(intended: IntendedRequest, chance: Random) -> dict[str, str]:
 
 def _name(answer: Reply | None, kind: ClientSaw, code: str | None, *, replayed: bool) -> str:
     if answer is None:
-        return "no answer"
+        return "no response"
     if kind is ClientSaw.OK:
         return f"{answer.status}{' replayed' if replayed else ''}"
     return code or str(answer.status)

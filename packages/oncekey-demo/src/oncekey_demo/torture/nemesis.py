@@ -1,4 +1,4 @@
-"""The nemesis: it injects faults on a schedule that only the seed decides."""
+"""The nemesis: it injects faults on a schedule that the seed determines."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Nemesis:
         }
 
     async def run(self) -> None:
-        """Inject one fault after the other. A fault that lasts overlaps with the next one."""
+        """Inject one fault after the other. A lasting fault overlaps with the next one."""
         while True:
             await asyncio.sleep(self._chance.uniform(*BETWEEN))
             kind = self._chance.choices(self._choices, [WEIGHTS[one] for one in self._choices])[0]

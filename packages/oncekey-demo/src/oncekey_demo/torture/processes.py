@@ -71,11 +71,11 @@ class Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, or is stopped."""
+        """Whether the process exists, running or paused."""
         return self._process is not None and self._process.returncode is None
 
     async def kill(self) -> None:
-        """End it at once, as a crash does."""
+        """Kill it at once, as in a crash."""
         self.ready = False
         if self.alive:
             assert self._process is not None
@@ -88,12 +88,12 @@ class Child:
         self.paused = True
 
     def go_on(self) -> None:
-        """Let a paused process go on."""
+        """Continue a paused process."""
         self._signal(signal.SIGCONT)
         self.paused = False
 
     async def stop(self) -> None:
-        """Ask it to end, and end it if it does not."""
+        """Terminate it, and kill it if it does not exit."""
         if not self.alive:
             return
         assert self._process is not None

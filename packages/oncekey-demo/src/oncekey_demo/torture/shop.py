@@ -1,4 +1,4 @@
-"""The application of a run: a route for each kind of side effects, LOCAL in wait mode, too, and its tables.
+"""The application of a run: a route for each kind of side effects, including LOCAL in wait mode, and its tables.
 
 The tables are in the store's database; the run reads them at the end. From a store of cells it reads only the records,
 page by page. Such a store shares no transaction, so there are no business rows, no messages and no log of writes: only
@@ -95,7 +95,7 @@ TRANSFER: Final = "torture.transfer"
 TRANSFER_ONCE: Final = "torture.transfer.once"
 
 WAITS: Final = {"on_in_progress": "wait", "wait_max": 1.0, "replay_cache": 2.0}
-"""A duplicate of a booking waits for the end of the first one, for less time than its client waits; it is cached."""
+"""A duplicate booking waits for the first one, but not as long as its client waits; the response is cached."""
 
 FAULT: Final = "x-torture-fault"
 PAUSE: Final = "x-torture-pause"
@@ -284,7 +284,7 @@ class Books:
         self._tables = Tables(engine, __package__, _NEEDS)
 
     async def open(self) -> None:
-        """Recreate the tables and the log; drop those of an earlier run."""
+        """Recreate the tables and the log, dropping those of an earlier run."""
         names = [*self._tables.named("drop_"), *self._tables.named("create_")]
         await self._tables.run(Mode.ATOMIC, *((name, {}) for name in names))
 
@@ -315,7 +315,7 @@ _OPEN: Final = frozenset({"in_progress", "failed_retryable"})
 
 
 class CellBooks:
-    """The books of a run on a store of cells."""
+    """`Books` for a store of cells, which has only records."""
 
     def __init__(self, engine: AsyncEngine) -> None:
         self._engine = engine

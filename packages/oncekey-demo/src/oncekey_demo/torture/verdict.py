@@ -1,6 +1,6 @@
 """The verdict on a run, from the clients' history, the provider's own ledger, and the database.
 
-The shipped checker judges each kind of effects; this module checks what only a whole run can show.
+`oncekey_demo.checker` checks each kind of effects; this module adds checks that need the data of a whole run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class FinalRecord:
-    """A record as it stands at the end."""
+    """A record at the end of the run."""
 
     key: str
     incarnation: str
@@ -65,7 +65,7 @@ class FinalRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunEvidence:
-    """Everything that the checker may look at. Nothing in it comes from a handler's own report."""
+    """All evidence of a run. Nothing in it was reported by a handler."""
 
     scope: str
     intended_requests: Mapping[str, IntendedRequest]
@@ -83,7 +83,7 @@ class RunEvidence:
     """Whether the store shares the application's transactions; otherwise there are neither rows nor messages."""
 
     def history(self) -> History:
-        """The history for the checker. A life with an answer is the last one of its key: nothing expires in a run."""
+        """The history for the checker. A life with a response is the last one of its key: nothing expires in a run."""
         charges = (
             Effect(one.id, self.scope, one.key, f"{one.cents} cents", one.at, incarnation=self._life(key), kind=CHARGE)
             for key, lines in self.charges.items()
@@ -114,7 +114,7 @@ class RunEvidence:
 
 
 async def gather(clients: Clients, books: Books | CellBooks, provider: str) -> RunEvidence:
-    """Read everything."""
+    """Read all evidence of a run."""
     labels, scope = clients.labels, clients.scope
     charges: dict[str, list[Charge]] = defaultdict(list)
     for line in (await ask("GET", f"{provider}/charges")).json()["charges"]:
@@ -203,16 +203,16 @@ def broken_promises(evidence: RunEvidence) -> list[BrokenPromise]:
 def stuck(left: Mapping[str, str]) -> Iterator[BrokenPromise]:
     """Records that only a worker could finish, and that no worker had finished long after the faults ended."""
     for key, what in left.items():
-        yield BrokenPromise(Rule.PROGRESS, key, f"{what}: no worker has ended it")
+        yield BrokenPromise(Rule.PROGRESS, key, f"{what}: no worker has finished it")
 
 
 def story_of(evidence: RunEvidence, key: str) -> tuple[str, ...]:
-    """All that is known of one key, in the order of events."""
+    """Everything recorded about one key, in the order of events."""
     return next((story.lines() for story in stories(evidence.history()) if story.key == key), ())
 
 
 def _outbox(evidence: RunEvidence) -> Iterator[BrokenPromise]:
-    """Every message of a committed request was delivered, and none of a request that was not committed."""
+    """Every message of a committed request was delivered, and no message of any other request."""
     rule = Rule.OUTBOX
     if not evidence.shares:
         return
@@ -220,7 +220,7 @@ def _outbox(evidence: RunEvidence) -> Iterator[BrokenPromise]:
         record, names = evidence.records.get(key), evidence.deliveries.get(key, {})
         due = intended.route in _EMITTING and record is not None and record.status == _CREATED
         if due and not names:
-            yield BrokenPromise(rule, key, "its message was committed, and never delivered")
+            yield BrokenPromise(rule, key, "its message was committed, but never delivered")
         if not due and names:
             yield BrokenPromise(rule, key, "a message was delivered that no committed request has sent")
         if len(names) > 1:
@@ -238,29 +238,29 @@ def _money(evidence: RunEvidence) -> Iterator[BrokenPromise]:
         cents = [line.cents for line in lines]
         if not intended.charges:
             if lines:
-                yield BrokenPromise(rule, key, "it was charged, and no charge was allowed")
+                yield BrokenPromise(rule, key, "it was charged, but no charge was allowed")
         elif record is None or record.state is State.FAILED_RETRYABLE:
             if lines and not (record is not None and record.resumable):
-                yield BrokenPromise(rule, key, f"it was charged {cents}, and no record tells of it")
+                yield BrokenPromise(rule, key, f"it was charged {cents}, but no record shows it")
         elif record.state is State.COMPLETED:
             expected = [_cents(record)] if record.status == _CREATED else []
             if cents != expected:
-                yield BrokenPromise(rule, key, f"it was answered {record.status} for {expected}, and charged {cents}")
+                yield BrokenPromise(rule, key, f"it returned {record.status} for {expected}, but charged {cents}")
             elif lines and _charge_of(record) != lines[0].id:
-                yield BrokenPromise(rule, key, "its answer names another charge than the ledger")
+                yield BrokenPromise(rule, key, "its response names another charge than the ledger")
     strangers = set(evidence.charges) - set(evidence.intended_requests)
     for key in sorted(strangers):
-        yield BrokenPromise(rule, key, "it was charged, and no client has asked for it")
+        yield BrokenPromise(rule, key, "it was charged, but no client requested it")
 
 
 def _left(evidence: RunEvidence) -> Iterator[BrokenPromise]:
-    """After the faults have ended nothing waits, and every client has a final answer."""
+    """After the faults have ended nothing waits, and every client has a final response."""
     for key in evidence.intended_requests:
         record = evidence.records.get(key)
         if key not in evidence.answered:
-            yield BrokenPromise(Rule.PROGRESS, key, "its client never got an answer")
+            yield BrokenPromise(Rule.PROGRESS, key, "its client never received a final response")
         if record is not None and record.state is State.FAILED_RETRYABLE and record.resumable:
-            yield BrokenPromise(Rule.PROGRESS, key, "it can be continued, and no worker did")
+            yield BrokenPromise(Rule.PROGRESS, key, "it can be resumed, but no worker resumed it")
     for row in evidence.parcels:
         yield BrokenPromise(Rule.EMPTY, row["key"], f"a parcel of {row['topic']} is still {row['state']}")
 
@@ -271,16 +271,16 @@ def _unknown(evidence: RunEvidence) -> Iterator[BrokenPromise]:
     for key, record in evidence.records.items():
         intended = evidence.intended_requests.get(key)
         if record.state is State.UNKNOWN and intended is not None and not _cannot_be_known(intended):
-            yield BrokenPromise(rule, key, f"it is unknown ({record.last_error}), and it could have been found out")
+            yield BrokenPromise(rule, key, f"it is unknown ({record.last_error}), but its call was repeatable")
 
 
 def _last_owner(evidence: RunEvidence) -> Iterator[BrokenPromise]:
-    """The stored answer is that of the last owner of the record."""
+    """The stored response is that of the last owner of the record."""
     for key, record in evidence.records.items():
         attempt = _body(record).get("attempt")
         if record.state is State.COMPLETED and attempt is not None and attempt != record.attempts:
             yield BrokenPromise(
-                Rule.FENCED, key, f"attempt {attempt} has answered, and the record was at {record.attempts}"
+                Rule.FENCED, key, f"attempt {attempt} sent the response, but the record has {record.attempts}"
             )
 
 

@@ -1,11 +1,11 @@
 # Generated from psycopg_async.py by `python -m tools.twins`: edit that one.
 """The driver for PostgreSQL through psycopg, for threads.
 
-It works behind a pooler that lends server connections per transaction: nothing is set beyond a transaction, and
-nothing is prepared unless `prepare_threshold` or the address (`?pgbouncer=0`) asks for it.
+It works behind a pooler that lends server connections per transaction: no setting outlives a transaction, and
+nothing is prepared unless `prepare_threshold` or the address (`?pgbouncer=0`) enables it.
 
-A connection is made in the caller's own thread if there is none to lend. So a server that is down is reported at once
-with its own error, and one that is back is used at once: no background worker has to find out first.
+If no connection is idle, one is opened in the caller's own thread. So a server that is down is reported at once with
+its own error, and one that is back is used at once: no background worker has to notice first.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PsycopgDriver:
         address = PostgresAddress.parse(dsn)
         self._pool = Pool(address.dsn, pool_size, timeout, connections.threshold(address, prepare_threshold))
         self._limit = statement_timeout
-        # A pooler would execute it on whichever connection is free, and the handler's would stay as it is.
+        # A pooler would execute the reset on any free connection, and the handler's would stay as it is.
         self._resets_session = not address.pooler
         self._begin = f"{server.BEGIN}; {server.opening(idle_timeout)}"  # one message, so that it costs one round trip
 
@@ -102,7 +102,7 @@ class PsycopgDriver:
 
     @retrying(LostError)
     def _opened(self, first: Statement | None) -> tuple[transactions.PsycopgTransaction, Rows | None]:
-        """A transaction that has begun, and the row of its first statement, if that was sent with BEGIN and has one."""
+        """A transaction that has begun, and the row of its first statement if that was sent with BEGIN and has one."""
         connection = self._pool.take()
         connection.limit = self._limit
         rows: Rows | None = None
@@ -150,7 +150,7 @@ class Pool:
 
     @property
     def is_full(self) -> bool:
-        """Whether business transactions hold all connections that they may."""
+        """Whether business transactions hold all connections that they may use."""
         return self._business.full
 
     def take(self) -> connections.StoreConnection:
@@ -172,7 +172,7 @@ class Pool:
         self._business.release()
 
     def close(self) -> None:
-        """Close all connections; those in use when they come back."""
+        """Close all connections; those in use when they are returned."""
         self._shelf.close()
 
     def _take(self, deadline: float) -> connections.StoreConnection:

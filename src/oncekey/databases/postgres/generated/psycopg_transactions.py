@@ -1,5 +1,5 @@
 # Generated from psycopg_async_transactions.py by `python -m tools.twins`: edit that one.
-"""Business transactions on psycopg for threads: a handler writes through them, and oncekey ends them (L4, L5)."""
+"""Business transactions on psycopg for threads, in which a handler writes and which oncekey ends (L4, L5)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class PsycopgTransaction:
-    """A business transaction that a blocking handler writes through."""
+    """A business transaction in which a blocking handler writes."""
 
     def __init__(
         self, pool: Pool, connection: connections.StoreConnection, limit: float, *, resets_session: bool
@@ -81,7 +81,7 @@ class PsycopgTransaction:
         try:
             self._refuse_if_used(self._raw)
             _refuse_if_ended(self._raw)
-            # A statement of the handler that waits for its turn behind this commit is refused when the turn comes.
+            # A handler's statement that is queued behind this commit is refused when its turn comes.
             self._use.over = True
             self._raw.limit = self._limit
             commit_with(self._raw, server.BEGUN, server.WHAT, resets_session=False, sets=False)
@@ -100,7 +100,7 @@ class PsycopgTransaction:
             connection.handled = self._use.used
             resets_session = self._use.used and self._resets_session
             rows = commit_with(connection, last, server.WHAT, resets_session=resets_session, sets=self._use.sets)
-            self._resets_session = self._resets_session and rows is None  # otherwise the commit's message cleaned up
+            self._resets_session = self._resets_session and rows is None  # otherwise the commit's message has reset it
         finally:
             self.rollback()
         return rows
@@ -117,11 +117,11 @@ class PsycopgTransaction:
                 connection.limit = self._limit
                 undo(connection)
         finally:
-            # If this is cancelled half-way the connection is still in the transaction, and is closed, not lent again.
+            # If this is cancelled halfway, the connection is still in the transaction: it is closed, not lent again.
             self._pool.give(connection, used=self._use.used and self._resets_session)
 
     def leave(self) -> None:
-        """Roll back without waiting for the reply: the next borrower of the connection does."""
+        """Roll back without waiting for the reply: the next borrower of the connection waits for it."""
         connection, self._raw = self._raw, None
         if connection is not None:
             self._use.over = True
@@ -187,7 +187,7 @@ class PsycopgHandlerCursor(connections.PsycopgProxy):
         return self
 
     def executemany(self, query: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as psycopg takes them)
-        """Execute a statement for each of many parameters."""
+        """Execute a statement once for each set of parameters."""
         self._check(query)
         self._raw.executemany(query, *args, **kwargs)
 
@@ -239,15 +239,15 @@ def execute_alone(connection: connections.StoreConnection, mode: Mode, statement
 
 
 def begin(connection: connections.StoreConnection, text: str, what: str) -> None:
-    """Begin a transaction, with the settings in the text if there are any, or only set them."""
+    """Begin a transaction, with the settings in the text if there are any, or only apply the settings."""
     try:
-        connection.execute(text, prepare=False)  # PostgreSQL prepares one command, and this may be two
+        connection.execute(text, prepare=False)  # PostgreSQL prepares only single commands, and these may be two
     except psycopg.Error as error:
         raise replies.statement_error(error, connection, Mode.ATOMIC, what) from error
 
 
 def commit(connection: connections.StoreConnection, what: str) -> None:
-    """Commit, or raise what happened to it."""
+    """Commit; raises the store's error if that failed."""
     connection.unsure = False
     try:
         cursor = psycopg.Cursor(connection).execute("COMMIT")
@@ -257,7 +257,7 @@ def commit(connection: connections.StoreConnection, what: str) -> None:
 
 
 def begin_with(connection: connections.StoreConnection, first: Statement) -> Rows | None:
-    """Begin a transaction with its first statement in the same message. None: it has to be executed by itself."""
+    """Begin a transaction with its first statement in the same message. None: it has to be executed separately."""
     connection.notice = None
     try:
         results = execute_text(connection, f"{server.BEGIN};{server.as_text(first)}")
@@ -270,7 +270,7 @@ def begin_with(connection: connections.StoreConnection, first: Statement) -> Row
 def commit_with(
     connection: connections.StoreConnection, last: Statement, what: str, *, resets_session: bool, sets: bool
 ) -> Rows | None:
-    """Send a last statement, COMMIT, and the session's clean-up in one message.
+    """Send a last statement, COMMIT, and the reset of the session in one message.
 
     None: another request has stored this record first; nothing was committed.
     """
@@ -289,6 +289,6 @@ def execute_text(connection: connections.StoreConnection, text: str) -> list[PGr
 
 
 def undo(connection: connections.StoreConnection) -> None:
-    """Roll back if that is still possible; if not, the pool closes the connection."""
+    """Roll back if still possible; otherwise the pool closes the connection."""
     with suppress(psycopg.Error):
         psycopg.Cursor(connection).execute("ROLLBACK")

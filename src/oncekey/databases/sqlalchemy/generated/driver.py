@@ -215,7 +215,7 @@ class BlockingSqlalchemyDriver:
         """Whether a connection with a running statement is usable again after the statement ends.
 
         A statement that was sent to PostgreSQL, or is queued, would become part of the next borrower's transaction, so
-        the connection is closed. SQLite runs statements one after the other in one thread, so it ends soon.
+        the connection is closed. SQLite runs statements in sequence in one thread, so the statement ends soon.
         """
         connections.cancel_and_close(raw_of(connection))
         return connection.watch.quiet_blocking(GRACE) and self._sqlite

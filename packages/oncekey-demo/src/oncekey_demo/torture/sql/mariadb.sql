@@ -1,4 +1,4 @@
--- What a torture run keeps in MariaDB, in tables of its own: business rows, deliveries, and a log of the records.
+-- The data of a torture run in MariaDB, in separate tables: business rows, deliveries, and a log of the records.
 
 -- name: drop_insert_trigger
 -- Drop the trigger that logs new records, if a run left it.
@@ -26,7 +26,7 @@ DROP TABLE IF EXISTS oncekey_torture_log;
 
 -- name: create_rows
 -- Create the table of business rows.
--- No key is unique here: what was written twice has to be seen twice.
+-- Without unique keys, so that duplicate writes are visible.
 CREATE TABLE oncekey_torture_business (
     id     VARBINARY(64) NOT NULL PRIMARY KEY,
     route  VARBINARY(2000) NOT NULL,
@@ -125,7 +125,7 @@ ORDER BY place;
 SELECT `key`, kind, aggregatetype AS topic, last_error FROM oncekey_dead_letter WHERE scope = :scope ORDER BY died_at;
 
 -- name: unfinished
--- List what workers have to finish without a client: PHASED requests that have begun, and parcels.
+-- List the work that workers have to finish without a client: PHASED requests that have started, and parcels.
 SELECT record.`key`, CONCAT(record.effects, ' ', record.state) AS what
 FROM oncekey_record AS record
 WHERE record.scope = :scope AND record.effects = 'phased'

@@ -1,4 +1,4 @@
--- What a torture run keeps in PostgreSQL, in a schema of its own: business rows, deliveries, and a log of the records.
+-- The data of a torture run in PostgreSQL, in a separate schema: business rows, deliveries, and a log of the records.
 
 -- name: drop_trigger
 -- Drop the trigger that logs the records, if a run left it.
@@ -14,7 +14,7 @@ CREATE SCHEMA oncekey_torture;
 
 -- name: create_rows
 -- Create the table of business rows.
--- No key is unique here: what was written twice has to be seen twice.
+-- Without unique keys, so that duplicate writes are visible.
 CREATE TABLE oncekey_torture.business (
     id     text   NOT NULL PRIMARY KEY,
     route  text   NOT NULL,
@@ -47,7 +47,7 @@ CREATE TABLE oncekey_torture.log (
 
 -- name: create_logging
 -- Create the function that writes the log.
--- The row is locked by whoever writes it, so the places of one key are in the order of its commits.
+-- The writer of a row locks it, so the positions of one key are in the order of its commits.
 CREATE FUNCTION oncekey_torture.keep() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     one oncekey.record := CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
@@ -111,7 +111,7 @@ ORDER BY place;
 SELECT key, kind, aggregatetype AS topic, last_error FROM oncekey.dead_letter WHERE scope = :scope ORDER BY died_at;
 
 -- name: unfinished
--- List what workers have to finish without a client: PHASED requests that have begun, and parcels.
+-- List the work that workers have to finish without a client: PHASED requests that have started, and parcels.
 SELECT record.key, record.effects || ' ' || record.state AS what
 FROM oncekey.record
 WHERE record.scope = :scope AND record.effects = 'phased'

@@ -1,4 +1,4 @@
--- What a torture run keeps in SQLite, in tables of its own: business rows, deliveries, and a log of the records.
+-- The data of a torture run in SQLite, in separate tables: business rows, deliveries, and a log of the records.
 
 -- name: drop_insert_trigger
 -- Drop the trigger that logs new records, if a run left it.
@@ -26,7 +26,7 @@ DROP TABLE IF EXISTS oncekey_torture_log;
 
 -- name: create_rows
 -- Create the table of business rows.
--- No key is unique here: what was written twice has to be seen twice.
+-- Without unique keys, so that duplicate writes are visible.
 CREATE TABLE oncekey_torture_business (
     id     TEXT    NOT NULL PRIMARY KEY,
     route  TEXT    NOT NULL,
@@ -59,7 +59,7 @@ CREATE TABLE oncekey_torture_log (
 
 -- name: create_insert_trigger
 -- Log every new record.
--- SQLite's clock has milliseconds: one more, so that nothing seems to have happened before it was asked for.
+-- SQLite's clock has milliseconds: one is added, so that no write seems to precede its request.
 CREATE TRIGGER oncekey_torture_insert AFTER INSERT ON oncekey_record BEGIN
     INSERT INTO oncekey_torture_log (scope, key, state, incarnation, fence, version, fingerprint, at)
     SELECT NEW.scope, NEW.key, NEW.state, NEW.incarnation, NEW.fence, NEW.version, NEW.fingerprint, now + 1000
@@ -129,7 +129,7 @@ ORDER BY place;
 SELECT key, kind, aggregatetype AS topic, last_error FROM oncekey_dead_letter WHERE scope = :scope ORDER BY died_at;
 
 -- name: unfinished
--- List what workers have to finish without a client: PHASED requests that have begun, and parcels.
+-- List the work that workers have to finish without a client: PHASED requests that have started, and parcels.
 SELECT record.key, record.effects || ' ' || record.state AS what
 FROM oncekey_record AS record
 WHERE record.scope = :scope AND record.effects = 'phased'
