@@ -1,6 +1,6 @@
-"""A payments service on Django and REST framework, in one file: README.md has the command that starts it.
+"""A payments service on Django and REST framework, in one file; README.md has the command to start it.
 
-A project of yours has all of this in modules of their own, as docs/howto/django.md shows.
+A real project splits this into modules, as docs/howto/django.md shows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from django.core.management import call_command
 from django.db import models
 
 settings.configure(
-    SECRET_KEY="only for this example",  # noqa: S106  (nothing here is signed with it)
+    SECRET_KEY="only for this example",  # noqa: S106  (it signs nothing here)
     ALLOWED_HOSTS=["127.0.0.1", "localhost"],
     ROOT_URLCONF=__name__,
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
@@ -50,7 +50,7 @@ once = Once(tenant=lambda request: request.user, workers=True)
 
 
 class Order(models.Model):
-    """What was ordered."""
+    """An order."""
 
     tenant = models.TextField()
     product = models.TextField()
@@ -61,7 +61,7 @@ class Order(models.Model):
 
 
 class Payment(models.Model):
-    """What was paid."""
+    """A payment, with the provider's charge."""
 
     tenant = models.TextField()
     cents = models.IntegerField()
@@ -75,56 +75,56 @@ class Tokens(BaseAuthentication):
     """The caller's tenant. A worker that resumes a request has no token: it acts for the stored tenant."""
 
     def authenticate(self, request: Any) -> tuple[str, None] | None:  # noqa: ANN401  (REST framework has no types)
-        asked = request._request  # noqa: SLF001  (Django's own, which has the environ)
-        tenant = resumed_as(asked) or tenant_of(request.headers.get("Authorization"))
+        django_request = request._request  # noqa: SLF001  (Django's request, which has the environ)
+        tenant = resumed_as(django_request) or tenant_of(request.headers.get("Authorization"))
         return None if tenant is None else (tenant, None)
 
     def authenticate_header(self, request: Any) -> str:  # noqa: ANN401, ARG002
         return "Bearer"
 
 
-class IsKnown(BasePermission):
-    """A client with a token."""
+class HasTenant(BasePermission):
+    """Allows requests with a valid token."""
 
     def has_permission(self, request: Any, view: Any) -> bool:  # noqa: ANN401, ARG002
         return request.user is not None
 
 
 class OrderIn(serializers.Serializer):
-    """What a client orders."""
+    """The body of an order."""
 
     product = serializers.CharField()
     quantity = serializers.IntegerField(min_value=1)
 
 
-class Money(serializers.Serializer):
-    """What a client pays."""
+class PaymentIn(serializers.Serializer):
+    """The body of a payment."""
 
     cents = serializers.IntegerField(min_value=1)
 
 
-class Valid(APIView):
-    """Refuses what is not valid before the key is claimed, so that a client may mend it and send it again."""
+class ValidatedView(APIView):
+    """Rejects an invalid body before the key is claimed, so a client can correct it and retry."""
 
     authentication_classes = (Tokens,)
-    permission_classes = (IsKnown,)
-    takes: type[serializers.Serializer] = Money
+    permission_classes = (HasTenant,)
+    serializer_class: type[serializers.Serializer] = PaymentIn
 
-    def valid(self) -> dict[str, Any]:
-        """What was sent."""
-        found = self.takes(data=self.request.data)
-        found.is_valid(raise_exception=True)
-        return found.validated_data
+    def validated(self) -> dict[str, Any]:
+        """The validated body."""
+        serializer = self.serializer_class(data=self.request.data)
+        serializer.is_valid(raise_exception=True)
+        return serializer.validated_data
 
 
-class Orders(Valid):
+class Orders(ValidatedView):
     """LOCAL: the row, the key and the response commit together, or not at all."""
 
-    takes = OrderIn
+    serializer_class = OrderIn
 
-    @once.protect(effects=LOCAL, authorise=Valid.valid)
+    @once.protect(effects=LOCAL, authorise=ValidatedView.validated)
     def post(self, request: Any) -> Response:  # noqa: ANN401
-        order = Order.objects.create(tenant=request.user, **self.valid())
+        order = Order.objects.create(tenant=request.user, **self.validated())
         return Response({"id": order.pk, "status": "created"}, status=201)
 
     def get(self, request: Any) -> Response:  # noqa: ANN401
@@ -132,51 +132,51 @@ class Orders(Valid):
 
 
 def begin(_: object, tenant: str, cents: int) -> int:
-    """The first step of a payment. The connection is Django's own, so the ORM writes through it."""
+    """The first step of a payment: insert the row. The connection is Django's, so the ORM writes through it."""
     return int(Payment.objects.create(tenant=tenant, cents=cents).pk)
 
 
-def settle(_: object, number: int, charge_id: str) -> None:
+def settle(_: object, payment_id: int, charge_id: str) -> None:
     """The last step."""
-    Payment.objects.filter(pk=number).update(charge=charge_id)
+    Payment.objects.filter(pk=payment_id).update(charge=charge_id)
 
 
-class Payments(Valid):
-    """PHASED: after a crash at any point, a retry or a worker resumes at the last step."""
+class Payments(ValidatedView):
+    """PHASED: after a crash at any point, a retry or a worker resumes after the last stored step."""
 
-    # The seconds say how long a payment waits after a crash.
-    @once.protect(effects=PHASED, lease=10, call_timeout=10, authorise=Valid.valid)
+    # These seconds limit how long a payment waits after a crash.
+    @once.protect(effects=PHASED, lease=10, call_timeout=10, authorise=ValidatedView.validated)
     def post(self, request: Any, op: SyncOperation) -> Response:  # noqa: ANN401
-        cents = self.valid()["cents"]
-        number = op.phase("payment_created", begin, request.user, cents)
-        made = op.call("charged", charge, cents, repeatable=True)
-        op.phase("payment_settled", settle, number, made["id"])
-        return Response({"id": number, "charge": made["id"]}, status=201)
+        cents = self.validated()["cents"]
+        payment_id = op.phase("payment_created", begin, request.user, cents)
+        charged = op.call("charged", charge, cents, repeatable=True)
+        op.phase("payment_settled", settle, payment_id, charged["id"])
+        return Response({"id": payment_id, "charge": charged["id"]}, status=201)
 
 
-class Transfers(Valid):
-    """OUTBOX: a worker makes the call and the answer; until then it is 202."""
+class Transfers(ValidatedView):
+    """OUTBOX: responds with 202; a worker makes the call and stores the final response."""
 
-    @once.protect(effects=OUTBOX, authorise=Valid.valid)
+    @once.protect(effects=OUTBOX, authorise=ValidatedView.validated)
     def post(self, request: Any, op: SyncOperation) -> Response:  # noqa: ANN401, ARG002
-        op.defer("transfer", self.valid())
+        op.defer("transfer", self.validated())
         return Response(status=202)
 
 
 @once.topic("transfer", repeatable=True)
 def transfer(message: Message) -> Reply:
-    """What the worker does."""
-    made = charge(message.payload["cents"], key=message.downstream_key)
-    return Reply(201, {"charge": made["id"]})
+    """Charge the card, in a worker."""
+    charged = charge(message.payload["cents"], key=message.downstream_key)
+    return Reply(201, {"charge": charged["id"]})
 
 
-class Charges(Valid):
-    """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
+class Charges(ValidatedView):
+    """INLINE: one external call with a downstream key; if its reply is lost, the outcome is unknown."""
 
-    @once.protect(effects=INLINE, authorise=Valid.valid)
+    @once.protect(effects=INLINE, authorise=ValidatedView.validated)
     def post(self, request: Any, op: SyncOperation) -> Response:  # noqa: ANN401, ARG002
-        made = charge(self.valid()["cents"], key=op.downstream_key("charge"))
-        return Response({"charge": made["id"]}, status=201)
+        charged = charge(self.validated()["cents"], key=op.downstream_key("charge"))
+        return Response({"charge": charged["id"]}, status=201)
 
 
 urlpatterns = [
@@ -185,6 +185,6 @@ urlpatterns = [
     path("transfers", Transfers.as_view()),
     path("charges", Charges.as_view()),
 ]
-apps.get_app_config(__name__).models_module = sys.modules[__name__]  # Django looks for a module of their own
+apps.get_app_config(__name__).models_module = sys.modules[__name__]  # instead of a separate models.py
 call_command("migrate", run_syncdb=True, verbosity=0)
 app = get_wsgi_application()

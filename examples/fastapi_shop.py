@@ -1,4 +1,4 @@
-"""A payments service on FastAPI, each route with the effects that fit it: README.md has the command that starts it."""
+"""A payments service on FastAPI, with a route for each kind of effects; README.md has the command to start it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Header, HTTPException, Request
 from provider import charge
 from pydantic import BaseModel
-from shop_tables import ORDER, PAID, PAYMENT, make_tables, orders_of, tenant_of
+from shop_tables import ORDER, PAID, PAYMENT, create_tables, orders_of, tenant_of
 
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, Message, Once, Operation, Reply, resumed_as
 
-make_tables()
+create_tables()
 once = Once("sqlite:///shop.db", migrate=True, workers=True)
 
 
@@ -29,14 +29,14 @@ Tenant = Annotated[str, Depends(authenticate)]
 
 
 class OrderIn(BaseModel):
-    """What a client orders."""
+    """The body of an order."""
 
     product: str
     quantity: int
 
 
-class Money(BaseModel):
-    """What a client pays."""
+class PaymentIn(BaseModel):
+    """The body of a payment."""
 
     cents: int
 
@@ -55,57 +55,57 @@ async def create_order(order: OrderIn, tenant: Tenant, op: Operation) -> dict[st
 
 @app.get("/orders")
 def list_orders(tenant: Tenant) -> list[dict[str, Any]]:
-    """A read changes nothing, and needs no key."""
+    """A read needs no idempotency key."""
     return orders_of(tenant)
 
 
 async def begin(tx: Any, tenant: str, cents: int) -> int:  # noqa: ANN401  (a connection of the driver)
-    """The first step of a payment."""
+    """The first step of a payment: insert the row."""
     cursor = await tx.execute(PAYMENT, (tenant, cents))
     row = await cursor.fetchone()
     return int(row["id"])
 
 
 async def charge_card(cents: int, *, key: str) -> dict[str, Any]:
-    """The call; the provider deduplicates by key."""
+    """Call the provider, which deduplicates by key."""
     return await asyncio.to_thread(charge, cents, key=key)
 
 
-async def settle(tx: Any, number: int, charge_id: str) -> None:  # noqa: ANN401
-    """The last step."""
-    await tx.execute(PAID, (charge_id, number))
+async def settle(tx: Any, payment_id: int, charge_id: str) -> None:  # noqa: ANN401
+    """The last step: store the charge's id."""
+    await tx.execute(PAID, (charge_id, payment_id))
 
 
 @app.post("/payments", status_code=201)
-@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment waits after a crash
-async def create_payment(money: Money, tenant: Tenant, op: Operation) -> dict[str, Any]:
-    """PHASED: after a crash at any point, a retry or a worker resumes at the last step."""
-    number = await op.phase("payment_created", begin, tenant, money.cents)
-    made = await op.call("charged", charge_card, money.cents, repeatable=True)
-    await op.phase("payment_settled", settle, number, made["id"])
-    return {"id": number, "charge": made["id"]}
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # limits how long a payment waits after a crash
+async def create_payment(payment: PaymentIn, tenant: Tenant, op: Operation) -> dict[str, Any]:
+    """PHASED: after a crash at any point, a retry or a worker resumes after the last stored step."""
+    payment_id = await op.phase("payment_created", begin, tenant, payment.cents)
+    charged = await op.call("charged", charge_card, payment.cents, repeatable=True)
+    await op.phase("payment_settled", settle, payment_id, charged["id"])
+    return {"id": payment_id, "charge": charged["id"]}
 
 
 @app.post("/transfers", status_code=202)
 @once.protect(effects=OUTBOX)
-async def create_transfer(money: Money, op: Operation) -> None:
-    """OUTBOX: a worker makes the call and the answer; until then it is 202."""
-    op.defer("transfer", {"cents": money.cents})
+async def create_transfer(payment: PaymentIn, op: Operation) -> None:
+    """OUTBOX: responds with 202; a worker makes the call and stores the final response."""
+    op.defer("transfer", {"cents": payment.cents})
 
 
 @once.topic("transfer", repeatable=True)
 async def transfer(message: Message) -> Reply:
-    """What the worker does."""
-    made = await charge_card(message.payload["cents"], key=message.downstream_key)
-    return Reply(201, {"charge": made["id"]})
+    """Charge the card, in a worker."""
+    charged = await charge_card(message.payload["cents"], key=message.downstream_key)
+    return Reply(201, {"charge": charged["id"]})
 
 
 @app.post("/charges", status_code=201)
 @once.protect(effects=INLINE)
-async def create_charge(money: Money, op: Operation) -> dict[str, Any]:
-    """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
-    made = await charge_card(money.cents, key=op.downstream_key("charge"))
-    return {"charge": made["id"]}
+async def create_charge(payment: PaymentIn, op: Operation) -> dict[str, Any]:
+    """INLINE: one external call with a downstream key; if its reply is lost, the outcome is unknown."""
+    charged = await charge_card(payment.cents, key=op.downstream_key("charge"))
+    return {"charge": charged["id"]}
 
 
 once.install(app, tenant=lambda request: request.state.tenant, status_dependencies=[Depends(authenticate)])

@@ -1,4 +1,4 @@
-"""A payments service on Flask, each route with the effects that fit it: README.md has the command that starts it."""
+"""A payments service on Flask, with a route for each kind of effects; README.md has the command to start it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import flask
 from provider import charge
-from shop_tables import ORDER, PAID, PAYMENT, make_tables, orders_of, tenant_of
+from shop_tables import ORDER, PAID, PAYMENT, create_tables, orders_of, tenant_of
 
 from oncekey import INLINE, LOCAL, OUTBOX, PHASED, Message, Once, Reply, SyncOperation, resumed_as
 
-Answer = tuple[dict[str, Any], int]
+JsonResponse = tuple[dict[str, Any], int]
 
-make_tables()
+create_tables()
 once = Once("sqlite:///shop.db", migrate=True, workers=True)
 app = flask.Flask(__name__)
 
@@ -29,16 +29,16 @@ def authenticate() -> None:
     flask.g.tenant = tenant
 
 
-def takes(**fields: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Refuse another body before the handler is called: a mistake must not use up a key."""
+def validates(**fields: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Reject an invalid body before the handler is called, so that it does not use up the key."""
 
     def decorate(view: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(view)
-        def checked(**given: Any) -> Any:  # noqa: ANN401  (whatever a view returns)
+        def checked(**arguments: Any) -> Any:  # noqa: ANN401  (whatever a view returns)
             body = flask.request.get_json()
             if not isinstance(body, dict) or any(type(body.get(name)) is not kind for name, kind in fields.items()):
                 flask.abort(422)
-            return view(**given)
+            return view(**arguments)
 
         return checked
 
@@ -46,9 +46,9 @@ def takes(**fields: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 @app.post("/orders")
-@takes(product=str, quantity=int)
+@validates(product=str, quantity=int)
 @once.protect(effects=LOCAL)
-def create_order(op: SyncOperation) -> Answer:
+def create_order(op: SyncOperation) -> JsonResponse:
     """LOCAL: the row, the key and the response commit together, or not at all."""
     body = flask.request.get_json()
     row = op.connection.execute(ORDER, (flask.g.tenant, body["product"], body["quantity"])).fetchone()
@@ -57,55 +57,55 @@ def create_order(op: SyncOperation) -> Answer:
 
 @app.get("/orders")
 def list_orders() -> list[dict[str, Any]]:
-    """A read changes nothing, and needs no key."""
+    """A read needs no idempotency key."""
     return orders_of(flask.g.tenant)
 
 
 def begin(tx: Any, tenant: str, cents: int) -> int:  # noqa: ANN401  (a connection of the driver)
-    """The first step of a payment."""
+    """The first step of a payment: insert the row."""
     return int(tx.execute(PAYMENT, (tenant, cents)).fetchone()["id"])
 
 
-def settle(tx: Any, number: int, charge_id: str) -> None:  # noqa: ANN401
-    """The last step."""
-    tx.execute(PAID, (charge_id, number))
+def settle(tx: Any, payment_id: int, charge_id: str) -> None:  # noqa: ANN401
+    """The last step: store the charge's id."""
+    tx.execute(PAID, (charge_id, payment_id))
 
 
 @app.post("/payments")
-@takes(cents=int)
-@once.protect(effects=PHASED, lease=10, call_timeout=10)  # how long a payment waits after a crash
-def create_payment(op: SyncOperation) -> Answer:
-    """PHASED: after a crash at any point, a retry or a worker resumes at the last step."""
+@validates(cents=int)
+@once.protect(effects=PHASED, lease=10, call_timeout=10)  # limits how long a payment waits after a crash
+def create_payment(op: SyncOperation) -> JsonResponse:
+    """PHASED: after a crash at any point, a retry or a worker resumes after the last stored step."""
     cents = flask.request.get_json()["cents"]
-    number = op.phase("payment_created", begin, flask.g.tenant, cents)
-    made = op.call("charged", charge, cents, repeatable=True)
-    op.phase("payment_settled", settle, number, made["id"])
-    return {"id": number, "charge": made["id"]}, 201
+    payment_id = op.phase("payment_created", begin, flask.g.tenant, cents)
+    charged = op.call("charged", charge, cents, repeatable=True)
+    op.phase("payment_settled", settle, payment_id, charged["id"])
+    return {"id": payment_id, "charge": charged["id"]}, 201
 
 
 @app.post("/transfers")
-@takes(cents=int)
+@validates(cents=int)
 @once.protect(effects=OUTBOX)
-def create_transfer(op: SyncOperation) -> Answer:
-    """OUTBOX: a worker makes the call and the answer; until then it is 202."""
+def create_transfer(op: SyncOperation) -> JsonResponse:
+    """OUTBOX: responds with 202; a worker makes the call and stores the final response."""
     op.defer("transfer", {"cents": flask.request.get_json()["cents"]})
     return {}, 202
 
 
 @once.topic("transfer", repeatable=True)
 async def transfer(message: Message) -> Reply:
-    """What the worker does."""
-    made = await asyncio.to_thread(charge, message.payload["cents"], key=message.downstream_key)
-    return Reply(201, {"charge": made["id"]})
+    """Charge the card, in a worker."""
+    charged = await asyncio.to_thread(charge, message.payload["cents"], key=message.downstream_key)
+    return Reply(201, {"charge": charged["id"]})
 
 
 @app.post("/charges")
-@takes(cents=int)
+@validates(cents=int)
 @once.protect(effects=INLINE)
-def create_charge(op: SyncOperation) -> Answer:
-    """INLINE: one outside call, under a key that its provider recognises; an outcome that is lost is called unknown."""
-    made = charge(flask.request.get_json()["cents"], key=op.downstream_key("charge"))
-    return {"charge": made["id"]}, 201
+def create_charge(op: SyncOperation) -> JsonResponse:
+    """INLINE: one external call with a downstream key; if its reply is lost, the outcome is unknown."""
+    charged = charge(flask.request.get_json()["cents"], key=op.downstream_key("charge"))
+    return {"charge": charged["id"]}, 201
 
 
 once.wsgi(app, tenant=lambda _: flask.g.tenant, status="/idempotency-keys")

@@ -1,4 +1,4 @@
-"""A payment provider for the examples: it charges once per key, as Stripe does, and keeps a ledger in a file."""
+"""A simulated payment provider: it charges once per key, as Stripe does, and keeps its ledger in a SQLite file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEDGER = Path("provider.db")
 
 
 def charge(cents: int, *, key: str) -> dict[str, Any]:
-    """Charge, or find the charge that was made under this key."""
+    """Create a charge, or return the existing one of this key."""
     with closing(_ledger()) as ledger, ledger:
         ledger.execute("INSERT OR IGNORE INTO charge (key, cents) VALUES (?, ?)", (key, cents))
         number, charged = ledger.execute("SELECT rowid, cents FROM charge WHERE key = ?", (key,)).fetchone()
@@ -19,7 +19,7 @@ def charge(cents: int, *, key: str) -> dict[str, Any]:
 
 
 def charges() -> list[tuple[str, int]]:
-    """Every charge: what was really taken from customers."""
+    """All charges in the ledger: id and amount."""
     with closing(_ledger()) as ledger:
         return ledger.execute("SELECT 'ch_' || rowid, cents FROM charge ORDER BY rowid").fetchall()
 

@@ -1,7 +1,7 @@
-"""A web framework of a few lines, on the standard library's server, and the skin that protects its handlers.
+"""A small web framework on the standard library's HTTP server, and the adapter that protects its handlers.
 
-The upper half is the framework: it knows nothing of keys. The lower half is the skin: how it reads a request, captures
-an answer and sends it, how a completer comes in, and which routes there are. Everything else is oncekey's.
+The upper half is the framework; it does not depend on oncekey. The lower half is the adapter: it reads requests,
+captures and sends responses, resumes stored requests and lists the routes. oncekey does everything else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from oncekey.core.headers import trace_id_of
 from oncekey.core.model import Refuse
 from oncekey.engine.claiming import Parts
 from oncekey.engine.enrolment import SAFE
-from oncekey.frameworks.asgi import App as Door
+from oncekey.frameworks.asgi import App as AsgiApp
 from oncekey.frameworks.asgi import Receive, Scope, Send
 from oncekey.frameworks.blocking import TOO_LARGE, BlockingExchange, Threads, current
 from oncekey.frameworks.listing import Served
@@ -33,7 +33,7 @@ from oncekey.frameworks.resuming import RESUMPTION, Resumption
 
 @dataclass
 class Request:
-    """What a client has sent; names of headers are in lower case."""
+    """A client's request; header names are in lower case."""
 
     method: str
     path: str
@@ -41,12 +41,12 @@ class Request:
     headers: dict[str, str]
     body: bytes
     scope: dict[str, Any] = field(default_factory=dict)
-    """What hooks leave for handlers."""
+    """Values that hooks pass to handlers."""
 
 
 @dataclass
 class Response:
-    """What it is answered: a body in as many pieces as one likes."""
+    """A response; its body consists of any number of chunks."""
 
     status: int
     headers: dict[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ Handler = Callable[[Request], Response]
 
 
 class Small:
-    """An application: routes, and a hook that may answer first."""
+    """An application: routes, and a hook that may return a response before the handler runs."""
 
     def __init__(self, before: Callable[[Request], Response | None]) -> None:
         self.routes: dict[tuple[str, str], Handler] = {}
@@ -65,7 +65,7 @@ class Small:
         self.handle: Handler = self._dispatch
 
     def route(self, method: str, path: str) -> Callable[[Handler], Handler]:
-        """Serve a handler."""
+        """Register a handler."""
 
         def decorate(handler: Handler) -> Handler:
             self.routes[method, path] = handler
@@ -80,22 +80,22 @@ class Small:
         return self.before(request) or handler(request)
 
     def serve(self, listening: socket.socket) -> None:
-        """Serve on a socket, each connection in a thread of its own."""
+        """Serve on a socket, each connection in its own thread."""
         app = self
 
-        class Line(BaseHTTPRequestHandler):
+        class Connection(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def answer(self) -> None:
+            def respond(self) -> None:
                 target = urlsplit(self.path)
-                lines: dict[str, str] = {}
-                for name, value in self.headers.items():  # two lines of one name are joined, as HTTP allows
-                    lines[name.lower()] = f"{lines[name.lower()]}, {value}" if name.lower() in lines else value
-                chunked = lines.get("transfer-encoding", "").lower() == "chunked"
-                body = self._chunks() if chunked else self.rfile.read(int(lines.get("content-length", 0)))
+                headers: dict[str, str] = {}
+                for name, value in self.headers.items():  # join repeated headers, as HTTP allows
+                    headers[name.lower()] = f"{headers[name.lower()]}, {value}" if name.lower() in headers else value
+                chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+                body = self._chunks() if chunked else self.rfile.read(int(headers.get("content-length", 0)))
                 try:
-                    response = app.handle(Request(self.command, target.path, target.query, lines, body))
-                except Exception as error:  # noqa: BLE001  (a server answers whatever happens)
+                    response = app.handle(Request(self.command, target.path, target.query, headers, body))
+                except Exception as error:  # noqa: BLE001  (the client always gets a response)
                     self.log_error("%r", error)
                     response = Response(500)
                 content = b"".join(response.body)
@@ -105,7 +105,7 @@ class Small:
                 self.end_headers()
                 self.wfile.write(content)
 
-            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = answer  # noqa: N815
+            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = respond  # noqa: N815
 
             def _chunks(self) -> bytes:
                 body = b""
@@ -117,20 +117,20 @@ class Small:
                 return body
 
             def log_request(self, code: object = "-", size: object = "-") -> None:
-                """Nothing: an address may have a key in it."""
+                """No-op: a URL may contain a key."""
 
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Line, bind_and_activate=False)
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Connection, bind_and_activate=False)
         server.socket.close()
         server.socket = listening
         with suppress(KeyboardInterrupt):
             server.serve_forever(0.05)
 
 
-# The skin.
+# The adapter.
 
 
-class Asked:
-    """A request, as oncekey reads it."""
+class AdaptedRequest:
+    """Adapts a request to oncekey."""
 
     def __init__(self, request: Request, *, keyed: bool, limit: int) -> None:
         self.shown = request
@@ -143,16 +143,16 @@ class Asked:
         self._limit = limit
 
     def parts(self) -> Parts | Refuse:
-        """What is compared with the first request of the key."""
+        """The parts of the request that a retry must repeat."""
         request = self.shown
         if len(request.body) > self._limit:
             return TOO_LARGE
-        lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items()]
         return Parts(
             method=request.method,
             path=request.path,
             query=request.query.encode("latin-1"),
-            headers=lines,
+            headers=headers,
             content_type=request.headers.get("content-type", "").encode("latin-1") or None,
             body=request.body,
             root_path="",
@@ -160,29 +160,29 @@ class Asked:
 
     @staticmethod
     def instead(answer: Answer, _: tuple[Any, ...]) -> Response:
-        """What a handler returns that is not called."""
-        return said(answer.status, answer.headers, [answer.body])
+        """The response that replaces a handler's response if the handler is not called."""
+        return to_response(answer.status, answer.headers, [answer.body])
 
 
-def said(status: int, lines: Iterable[tuple[bytes, bytes]], body: Iterable[bytes]) -> Response:
-    """An answer of oncekey's in the framework's own terms."""
-    return Response(status, {name.decode("latin-1"): value.decode("latin-1") for name, value in lines}, body)
+def to_response(status: int, headers: Iterable[tuple[bytes, bytes]], body: Iterable[bytes]) -> Response:
+    """Convert a response of oncekey to a response of the framework."""
+    return Response(status, {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}, body)
 
 
 def protect(once: Once, app: Small, *, tenant: Callable[[Request], str]) -> None:
-    """Protect the handlers of an application that are decorated by `@once.protect`."""
+    """Protect the handlers of an application that are decorated with `@once.protect`."""
     threads = Threads(once, once.policy, tenant=tenant, door=door)
     once.adopt(app, threads)
     inner = app.handle
 
     def handle(request: Request) -> Response:
         keyed = "idempotency-key" in request.headers and request.method not in SAFE
-        exchange = BlockingExchange(threads, Asked(request, keyed=keyed, limit=threads.max_request_bytes))
+        exchange = BlockingExchange(threads, AdaptedRequest(request, keyed=keyed, limit=threads.max_request_bytes))
         token = current.set(exchange)
         try:
             return _captured(exchange, inner, request)
         finally:
-            current.reset(token)  # the thread serves others next
+            current.reset(token)  # the thread serves other requests next
             exchange.close()
 
     app.handle = handle
@@ -190,41 +190,41 @@ def protect(once: Once, app: Small, *, tenant: Callable[[Request], str]) -> None
 
 
 def _captured(exchange: BlockingExchange, inner: Handler, request: Request) -> Response:
-    """The framework's own answer; of a request that was claimed it is settled before it is sent."""
+    """Return the handler's response; if the request was claimed, settle it first."""
     try:
         response = inner(request)
         if exchange.capture is None and exchange.answer is None:
             return response
         if exchange.capture is not None:
-            lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers.items()]
-            exchange.capture.start(response.status, lines)
-            for piece in response.body:
-                exchange.capture.body(piece, more=True)
+            headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in response.headers.items()]
+            exchange.capture.start(response.status, headers)
+            for chunk in response.body:
+                exchange.capture.body(chunk, more=True)
                 if exchange.capture.refused is not None:
                     break
             exchange.finish(None)
-    except BaseException as error:  # a server may end a thread by any exception: it is settled, and goes on
+    except BaseException as error:  # a server may end the thread with SystemExit; settle first
         if exchange.unsettled:
             exchange.finish(error)
         if exchange.answer is None or not isinstance(error, CONTROL_ERRORS):
             raise
     if exchange.answer is not None:
-        return said(exchange.answer.status, exchange.answer.headers, [exchange.answer.body])
+        return to_response(exchange.answer.status, exchange.answer.headers, [exchange.answer.body])
     capture, run = exchange.capture, exchange.run
     assert capture is not None
     assert capture.status is not None
     assert run is not None
     marked = marked_lines(capture.headers, run.policy, echo=exchange.echo, expires_at=run.expires_at)
-    return said(capture.status, marked, capture.pieces() if capture.kept is None else [capture.kept])
+    return to_response(capture.status, marked, capture.pieces() if capture.kept is None else [capture.kept])
 
 
-def door(app: Small) -> Door:
-    """How a worker goes on with a request: its scope, as ASGI has it, becomes a request of the framework."""
+def door(app: Small) -> AsgiApp:
+    """Let workers resume requests: convert a stored request's ASGI scope to a request of the framework."""
 
     async def enter(scope: Scope, receive: Receive, send: Send) -> None:
-        lines = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         body, query = (await receive())["body"], scope["query_string"].decode("latin-1")
-        request = Request(scope["method"], scope["path"], query, lines, body, {RESUMPTION: scope[RESUMPTION]})
+        request = Request(scope["method"], scope["path"], query, headers, body, {RESUMPTION: scope[RESUMPTION]})
         response = await asyncio.to_thread(app.handle, request)
         await send({"type": "http.response.start", "status": response.status, "headers": []})
 
@@ -232,6 +232,6 @@ def door(app: Small) -> Door:
 
 
 def _routes(app: Small) -> Iterator[Served]:
-    """For `oncekey audit`, `routes` and `openapi`."""
+    """List the routes for `oncekey audit`, `routes` and `openapi`."""
     for (method, path), handler in app.routes.items():
         yield Served(path, frozenset({method}), handler)

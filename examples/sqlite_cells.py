@@ -1,7 +1,7 @@
-"""A store of requests in one table of SQLite: all that a store has to do, and nothing else.
+"""A store in one SQLite table, with the minimum that a store has to implement.
 
-`docs/howto/write-a-store.md` builds it step by step. It is an example: oncekey's own SQLite store also shares the
-application's transactions.
+`docs/howto/write-a-store.md` builds it step by step. It is an example: the SQLite store in oncekey also shares
+the application's transactions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from oncekey.cells import Cell, Index, Place, Seen, indexed
 from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
@@ -22,9 +22,9 @@ from oncekey.core.errors import CommitAmbiguousError, StoreUnavailableError
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS cell (
     scope TEXT NOT NULL, key TEXT NOT NULL,
-    incarnation TEXT NOT NULL, version INTEGER NOT NULL,  -- what a swap compares
-    page TEXT, place INTEGER,                             -- which pages it is on, and where; NULL: on none
-    keep_until INTEGER,                                   -- from then on it may go; NULL: never by itself
+    incarnation TEXT NOT NULL, version INTEGER NOT NULL,  -- compared by swap
+    page TEXT, place INTEGER,                             -- its index and timestamp; NULL: in no index
+    keep_until INTEGER,                                   -- may be deleted from then on; NULL: never
     content TEXT NOT NULL,
     PRIMARY KEY (scope, key)) STRICT;
 CREATE INDEX IF NOT EXISTS cell_page ON cell (page, place, scope, key) WHERE page IS NOT NULL;
@@ -42,7 +42,7 @@ DELETE = "DELETE FROM cell WHERE scope = ? AND key = ? AND incarnation = ? AND v
 
 
 class SqliteCells:
-    """Cells in a file, for the processes of one machine. It is given to `CellDriver`."""
+    """Cells in a SQLite file, for the processes of one machine. Pass it to `CellDriver`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -59,11 +59,11 @@ class SqliteCells:
         return (None if row is None else loads(row[0])), now()
 
     def swap(self, scope: str, key: str, seen: Seen | None, cell: Cell | None, keep_until: int | None) -> bool:
-        with self._failing(CommitAmbiguousError):  # whoever cannot tell whether it was written has to say so
+        with self._failing(CommitAmbiguousError):  # the write may have been committed
             if cell is None:
                 assert seen is not None
-                gone = self._connection.execute(DELETE, (scope, key, seen.incarnation, seen.version))
-                return gone.rowcount == 1
+                deleted = self._connection.execute(DELETE, (scope, key, seen.incarnation, seen.version))
+                return deleted.rowcount == 1
             page, place = indexed(cell) or (None, None)
             columns = {
                 "scope": scope,
@@ -78,7 +78,7 @@ class SqliteCells:
             if seen is None:
                 try:
                     return self._connection.execute(INSERT, columns).rowcount == 1
-                except sqlite3.IntegrityError:  # there is a cell
+                except sqlite3.IntegrityError:  # the cell exists
                     return False
             proof = {"seen_incarnation": seen.incarnation, "seen_version": seen.version}
             return self._connection.execute(UPDATE, columns | proof).rowcount == 1
@@ -89,7 +89,7 @@ class SqliteCells:
         return [loads(row[0]) for row in rows], now()
 
     def forget(self) -> int:
-        """Delete what nobody needs any more; a cron job may call it. Nothing depends on when it does."""
+        """Delete expired cells, for example from a cron job; nothing depends on when it runs."""
         with self._failing(StoreUnavailableError):
             return self._connection.execute("DELETE FROM cell WHERE keep_until <= ?", (now(),)).rowcount
 
@@ -99,15 +99,14 @@ class SqliteCells:
 
     @property
     def _connection(self) -> sqlite3.Connection:
-        """One connection per thread, each statement a transaction of its own."""
+        """One connection per thread; each statement is its own transaction."""
         if not hasattr(self._local, "connection"):
-            made = sqlite3.connect(self._path, timeout=30, isolation_level=None, check_same_thread=False)
-            made.execute("PRAGMA journal_mode = WAL")
-            made.execute("PRAGMA synchronous = FULL")  # a swap that returns has to be durable
-            self._local.connection = made
-            self._all.append(made)
-        connection: sqlite3.Connection = self._local.connection
-        return connection
+            connection = sqlite3.connect(self._path, timeout=30, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")  # a swap that returns has to be durable
+            self._local.connection = connection
+            self._all.append(connection)
+        return cast("sqlite3.Connection", self._local.connection)
 
     @contextmanager
     def _failing(self, error: type[Exception]) -> Iterator[None]:
@@ -118,17 +117,17 @@ class SqliteCells:
 
 
 def now() -> int:
-    """The clock of the one machine there is, in microseconds."""
+    """The machine's clock, in microseconds."""
     return time.time_ns() // 1000
 
 
 def dumps(cell: Cell) -> str:
-    """A cell as JSON; bytes are wrapped, because JSON has none."""
+    """Encode a cell as JSON; bytes are wrapped, because JSON has no bytes."""
     return json.dumps({name: _wrapped(value) for name, value in cell.items()})
 
 
 def loads(text: str) -> dict[str, Any]:
-    """The cell again: what comes back has to equal what was written, to the byte."""
+    """Decode a cell; it has to equal the encoded one, to the byte."""
     return {name: _unwrapped(value) for name, value in json.loads(text).items()}
 
 

@@ -1,4 +1,4 @@
-"""`cli.md`: what `--help` says of every command, and what it does not say."""
+"""`cli.md`: the `--help` of every command, and notes that the help does not contain."""
 
 from __future__ import annotations
 
@@ -69,18 +69,18 @@ def page() -> str:
 
 
 def commands() -> list[str]:
-    """Every command and group by what one types for it."""
+    """Every command and group, as typed on the command line."""
     return list(_walk("oncekey", typer.main.get_command(make_app())))
 
 
 def help_of(command: str) -> str:
-    """The help, as it is on a terminal of 80 columns."""
+    """The help on a terminal with 80 columns."""
     _, *words = command.split()
     shown = CliRunner().invoke(make_app(), [*words, "--help"], prog_name="oncekey", env={"COLUMNS": "80"})
     return "\n".join(line.rstrip() for line in shown.output.strip().splitlines())
 
 
-def _walk(path: str, command: Any) -> Iterator[str]:  # noqa: ANN401  (typer keeps its commands' class to itself)
+def _walk(path: str, command: Any) -> Iterator[str]:  # noqa: ANN401  (typer does not export the class of its commands)
     yield path
     if hasattr(command, "list_commands"):
         context = typer.Context(command)

@@ -1,4 +1,4 @@
-"""`conformance.md`: the clauses of `oncekey-check`, and the broken shops that show that each of them is awake."""
+"""`conformance.md`: the clauses of `oncekey-check`, and the broken shops that test each of them."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def page() -> str:
     """The page."""
     return put_together(
         title("Conformance clauses"),
-        f"[`oncekey-check`](cli.md#oncekey-check) tries {len(CLAUSES)} clauses with about {planned()} requests; "
-        "[Check an API](../howto/check-an-api.md) explains how to run it. A clause is a requirement (must) or advice "
-        "(should), depending on the profile. Only a broken requirement sets the exit code to 1. A clause that needs "
-        "*sight* is about effects or replays: if two new keys receive equal responses and there is no `--count-url`, "
-        "the clause is undecided.",
+        f"[`oncekey-check`](cli.md#oncekey-check) tries {len(CLAUSES)} clauses with about "
+        f"{round(planned(), -1)} requests; [Check an API](../howto/check-an-api.md) explains how to run it. "
+        "A clause is a requirement (must) or advice (should), depending on the profile. Only a broken requirement sets "
+        "the exit code to 1. A clause that needs *sight* is about effects or replays: if two new keys receive equal "
+        "responses and there is no `--count-url`, the clause is undecided.",
         "## Profiles",
         table(("Profile", "Based on", "Rules"), _PROFILES),
         "## Clauses",
@@ -106,7 +106,7 @@ def _ways() -> list[tuple[str, str, str]]:
 
 
 def _table(name: str) -> ModuleType:
-    """The tests' own tables, which are no part of any installed package."""
+    """A table of the tests, which no installed package contains."""
     if str(TESTS) not in sys.path:
         sys.path.append(str(TESTS))
     return import_module(f"conformance.{name}")

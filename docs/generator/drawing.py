@@ -1,4 +1,4 @@
-"""Drawings for the documentation, made from the tables that the code decides by: plain SVG, without any program."""
+"""Drawings for the documentation, as plain SVG, created from the tables with which the code decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from oncekey.core.model import State
 from oncekey.core.transitions import ROWS, Transition
 
 Spot = tuple[float, float]
-"""Where something stands, in pixels."""
+"""A position, in pixels."""
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _WIDE, _HIGH = 150, 40
@@ -32,7 +32,7 @@ _SPOTS: Final[Mapping[State | None, Spot]] = {
     State.UNKNOWN: (600, 450),
 }
 LEFT_OUT: Final = {30, 31}
-"""Rows that end or renew a record whose time is over, from three states each: a sentence below the drawing says so."""
+"""Rows that end or renew an expired record, from three states each; the text below the drawing explains them."""
 
 # The colours follow the reader's: dark where the page is dark, also where the picture is embedded as an image.
 _STYLE: Final = """\
@@ -55,7 +55,7 @@ _ARROW: Final = (
 
 
 def states(rows: Iterable[Transition] = ROWS) -> str:
-    """The states and the moves between them; an arrow bears the numbers of the table's rows."""
+    """The states and the moves between them; the numbers at an arrow are rows of the table."""
     moves: dict[tuple[State | None, State | None], list[int]] = {}
     for row in (row for row in rows if row.number not in LEFT_OUT):
         numbers = moves.setdefault((row.source, row.to), [])
@@ -67,7 +67,7 @@ def states(rows: Iterable[Transition] = ROWS) -> str:
 
 
 def layers() -> str:
-    """The packages, from the outermost to the innermost: each imports only what stands below its line."""
+    """The packages, from the outermost to the innermost: each imports only packages below its line."""
     contracts = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
         "contracts"
     ]
@@ -82,7 +82,7 @@ def layers() -> str:
             top += _HIGH + 6
         parts.append(f'<path d="M10 {top - 17} H890"/>')
         top += 14
-    return _svg(900, top - 24, "The packages of oncekey, each with what it is; imports point downwards", parts[:-1])
+    return _svg(900, top - 24, "The packages of oncekey and their purpose; imports point downwards", parts[:-1])
 
 
 def _description(name: str) -> str:

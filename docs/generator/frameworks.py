@@ -1,4 +1,4 @@
-"""`frameworks.md`: every skin from its line of `frameworks.json`, which the acceptance suite of all skins is run by."""
+"""`frameworks.md`: every skin from its line of `frameworks.json`, which the acceptance suite also reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page() -> str:
     return put_together(
         title("Frameworks"),
         "This page shows how to protect routes in each framework, and which features are available. One acceptance "
-        "suite (`tests/skins`) runs the same payments "
+        "suite (`tests/skins`) runs the same payment "
         "service in all of them, over real sockets, with `kill -9`, store outages and `oncekey-check`. It tests every "
         "feature in the second table, and checks that oncekey rejects the missing ones.",
         table(

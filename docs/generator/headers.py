@@ -74,12 +74,12 @@ def page() -> str:
     added = [name for name in _DEFAULT.replay_headers if name not in stored]
     return put_together(
         title("Headers"),
-        "Names of header fields are not case-sensitive. This page shows the defaults; [settings](settings.md) change "
+        "Names of header fields are case-insensitive. This page shows the defaults; [settings](settings.md) change "
         "them.",
         "## Request",
         f"### {KEY_HEADER}",
-        "It takes effect on protected routes, whatever their method. On `GET`, `HEAD` and `OPTIONS`, and on "
-        "unprotected routes, it has no effect.",
+        "It takes effect on protected routes, except with `GET`, `HEAD` and `OPTIONS`; a route that is protected by "
+        "path may name any method. Elsewhere it has no effect.",
         table(("Property", "Rule"), _KEY_RULES),
         "The client creates the key before the first attempt: a new random UUID (version 4 or 7) for each new request, "
         "and the same one for every retry. A key must not contain personal data. oncekey never creates a key for a "

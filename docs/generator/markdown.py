@@ -1,4 +1,4 @@
-"""Markdown: tables, and the line that says whose hand wrote a page."""
+"""Markdown: tables, paragraphs, and the first lines of a generated page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def title(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; a bar inside a cell would end it, also between backticks."""
+    """A table; bars inside cells are escaped, because they end a cell even between backticks."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 

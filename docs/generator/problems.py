@@ -1,4 +1,4 @@
-"""`problems.md`: every code with its statuses and texts from the catalogue; what it means to a client from here."""
+"""`problems.md`: the statuses and texts are from the catalogue, and what a client does from this module."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .markdown import table, title
 
 
 class Advice(NamedTuple):
-    """What happened on the server, and what a client does."""
+    """What happened on the server, and what the client should do."""
 
     happened: str
     client: str
@@ -58,17 +58,18 @@ ADVICE: Final[Mapping[Code, Advice]] = {
         "mistakes in the client.",
     ),
     Code.IN_PROGRESS: Advice(
-        "The request with this key is not finished: the first one still runs, or a worker resumes it. A repeat "
-        "executed nothing. The first request of a PHASED route receives it if the server stops while the handler "
-        "runs: its finished steps are stored. With `on_in_progress=accepted` the status is 202 and `Location` is the "
-        "status resource. An OUTBOX route sends 202 only after its commit, with the handler's own body.",
+        "The request with this key is not finished: the first one still runs, or a worker resumes it. A "
+        "duplicate executed nothing. The first request of a PHASED route receives this response if the server stops "
+        "while the handler runs: its finished steps are stored. With `on_in_progress=accepted` the status is 202 and "
+        "`Location` is the status resource. An OUTBOX route sends 202 only after its commit, with the handler's own "
+        "body.",
         "Wait for `Retry-After`, then send the same request with the same key.",
     ),
     Code.OUTCOME_UNKNOWN: Advice(
         "The operation may have been executed: the process died or a reply was lost after a call to a provider could "
-        "have been made, or an INLINE handler returned 401, 403, 408, 425 or 429, which does not prove the contrary. "
-        "The "
-        "first request or a repeat receives it; a repeat executed nothing, and no retry runs the handler again. "
+        "have been made, or an INLINE handler returned 401, 403, 408, 425 or 429, which does not prove "
+        "that nothing was executed. The first request or a retry receives this response, and no retry runs the "
+        "handler. "
         "A PHASED route sends it instead of 502 or 504 when the reply of a call that may not be repeated is lost. "
         "`on_unknown` makes the status 202 or 503; after a settlement that could not be written it is 503.",
         "Retry later with the same key, or read the status resource in `Location`. Do not send it with a "
@@ -101,8 +102,7 @@ ADVICE: Final[Mapping[Code, Advice]] = {
     ),
     Code.EXECUTION_FAILED: Advice(
         "The handler failed and its own response could not be sent: it raised `NotExecutedError`, its response could "
-        "not "
-        "be captured, it raised under `on_5xx=store`, or it returned a success whose [rows were rolled "
+        "not be captured, it raised under `on_5xx=store`, or it returned a success whose [rows were rolled "
         "back](../explanation/crashes.md#local).",
         "Retry with the same key. If the failure is the stored response, the retry is marked as a replay and is final.",
     ),

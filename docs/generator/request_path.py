@@ -25,7 +25,7 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
             "core.checks core.keys core.scope core.headers core.answers core.problems core.envelopes core.migrations "
             "core.sqltext canonical.digests canonical.fingerprint canonical.jcs"
         ),
-        "The life of a request, as generators": (
+        "The lifecycle of a request, as generators": (
             "core.flow core.lazy engine.actions engine.enrolment engine.claiming engine.run engine.serve "
             "engine.admit engine.local engine.request engine.deciding engine.settle "
             "engine.capture engine.operation"
@@ -59,7 +59,7 @@ STATEMENTS: Final[Mapping[str, str]] = MappingProxyType(
         "functions `enter`, `lock_request_2`, `lock_holder`, `seal` and `was_sealed`.",
     }
 )
-"""The SQL of PostgreSQL that these requests send, below `oncekey/databases/postgres`, and what it works on."""
+"""The SQL files behind these requests, in `oncekey/databases/postgres`, and their purpose."""
 
 FOLLOWED: Final = (
     (
@@ -108,14 +108,14 @@ FOLLOWED: Final = (
 """One request from the socket to its commit; `{module:name}` is a definition in a listed module."""
 
 REPEATED: Final = (
-    "A repeat of a request that this process served needs no lock. On a route without dependencies it is replayed in "
+    "A retry of a request that this process served needs no lock. On a route without dependencies it is replayed in "
     "step 1, by {frameworks.asgi.middleware:Exchange.recall} and {engine.admit:recall}, otherwise in step 4, by "
-    "{engine.local:stored}; {core.rulings:rule_finished} decides. Every other repeat is handled in step 5, where "
+    "{engine.local:stored}; {core.rulings:rule_finished} decides. Every other retry is handled in step 5, where "
     "{core.rulings:rule} decides."
 )
 
 BESIDES: Final = ("core.transitions", "core.guards", "core.rulings", "core.endings", "core.onecommit")
-"""What decides in these steps, to be read with the modules that they name."""
+"""The modules that decide in these steps, to be read with the modules that they name."""
 
 _DEFINED: Final = re.compile(r"\{([\w.]+):([\w.]+)\}")
 
@@ -125,7 +125,7 @@ _LAYOUT: Final = frozenset(
 
 
 def modules() -> tuple[str, ...]:
-    """The whole names of the modules, in reading order."""
+    """The full names of the modules, in reading order."""
     names = [name for names in SECTIONS.values() for name in names.split()]
     return tuple("oncekey" if name == "__init__" else f"oncekey.{name}" for name in names)
 
@@ -137,12 +137,12 @@ def path_of(module: str, source: Path = SOURCE) -> Path:
 
 
 def lines_of(path: Path) -> int:
-    """How many lines a file has."""
+    """The number of lines of a file."""
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
 def code_lines_of(path: Path) -> int:
-    """How many lines of a module hold code: no comment, no docstring, and not empty."""
+    """The number of lines of a module with code: without comments, docstrings and empty lines."""
     text = path.read_text(encoding="utf-8")
     documented: set[int] = set()
     for node in ast.walk(ast.parse(text)):
@@ -232,7 +232,8 @@ def page() -> str:
         "with the status resource and the checks at start-up. There are "
         f"{len(paths)} files and {sum(map(lines_of, paths)):,} lines, "
         f"of which {sum(map(code_lines_of, paths)):,} are code.",
-        'A code such as `P4` or `F16` is a rule or a finding of [the protocol](protocol.md), "row 13" is a row of '
+        "A code such as `P4` or `F16` is a rule of [the protocol](protocol.md) or a failure that it prevents, "
+        '"row 13" is a row of '
         "[the moves](states.md#moves), and ADR is a [decision](../adr/README.md). Read [security](security.md), "
         "the [limits](limits.md) and the [production checklist](../howto/production-checklist.md) along with the code.",
         "`once.session` and `workers=True` load more, and so does a `def` handler: `frameworks/threaded.py`, "

@@ -1,4 +1,4 @@
-"""`schema.md`: the tables as the migrations make them, and why each column is there."""
+"""`schema.md`: the tables that the migrations create, and the purpose of each column."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ _SHARED: Final = frozenset({"incarnation", "scope", "key", "memo_version"})
 _RULE: Final = re.compile(r"^(?:    \(|SELECT )'(?P<name>[a-z_]+)',", re.MULTILINE)
 
 WHY: Final[Mapping[str, str]] = {
+    "scope": "the caller: namespace and tenant, encoded with their lengths so that no two callers share a scope",
+    "key": "the client's key, byte for byte",
+    "incarnation": "identifies this life of the key; other tables refer to a record by it",
+    "operation": "the name of the protected handler",
+    "effects": "stored with the claim, so that a deployment cannot change what a crash means",
+    "fingerprint": "of the request, with the version of the algorithm; compared before anything else",
+    "seed": "the downstream keys are derived from it; it does not change between attempts and owners",
+    "fence": "raised by each new owner; an owner proves incarnation and fence",
+    "version": "raised by each write; other writers prove incarnation and version",
+    "deadline": "when the heartbeat stops",
+    "memo": "the results of the finished steps, in order",
+    "intent": "the recorded external call that has no result yet",
     "recovery": "the meaning of an expired lease, stored for the same reason",
     "method": "of the request; shown by the status resource",
     "path": "of the request; shown by the status resource",
@@ -58,14 +70,13 @@ WHY: Final[Mapping[str, str]] = {
     "finished_at": "when its response was stored",
     "expires_at": "the time until which the response is replayed; never before `finished_at` + `ttl`",
 }
-"""Why a column is there, where the migration's own comment does not say it, or not all of it. A test fails for one with
-neither."""
+"""The purpose of a column, if the comment in its migration is incomplete. A test requires one of the two."""
 
 FOREIGN_KEY: Final = """```sql
 ALTER TABLE orders ADD FOREIGN KEY (key_scope, key_text) REFERENCES oncekey.record (scope, key)
     ON DELETE SET NULL DEFERRABLE INITIALLY DEFERRED;
 ```"""
-"""A test runs it as it stands."""
+"""A test runs it unchanged."""
 
 CHECKS: Final[Mapping[str, str]] = {
     "effects_known": "unrecognised effects",
@@ -88,7 +99,7 @@ CHECKS: Final[Mapping[str, str]] = {
 
 
 class Column(NamedTuple):
-    """A column as its migration has it."""
+    """A column, as declared by its migration."""
 
     table: str
     name: str
@@ -162,7 +173,7 @@ def columns(package: str) -> list[Column]:
 
 
 def constraints() -> dict[str, tuple[str, str]]:
-    """The names of the constraints, and who keeps each: on PostgreSQL, and on SQLite."""
+    """The names of the constraints, and where PostgreSQL and SQLite enforce each."""
     sqlite = [one["name"] for one in _CONSTRAINT.finditer(_records(SQLITE))]
     work = [
         one["name"] for body in _WORK_TABLE.finditer(_migrations(POSTGRES)) for one in _CONSTRAINT.finditer(body[0])
@@ -176,7 +187,7 @@ def constraints() -> dict[str, tuple[str, str]]:
 
 
 def _records(package: str) -> str:
-    """The body of the table of records, as the last migration that made it has it."""
+    """The body of the table of records in the last migration that creates it."""
     return [found["body"] for found in _RECORD_TABLE.finditer(_migrations(package))][-1]
 
 

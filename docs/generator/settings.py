@@ -1,6 +1,6 @@
 """`settings.md` and `oncekey/options.py`: every setting of `Policy`, as the code declares it.
 
-A setting's sentence is the docstring below its field; the comment above some fields is the question of their group.
+A setting's description is the docstring below its field; the comment above some fields is the heading of their group.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .markdown import code, table, title
 from .markdown import page as put_together
 
 INTRODUCTION: Final = (
-    "A `Policy` holds every setting. It is checked when it is made: the error names the setting and what is allowed.",
+    "A `Policy` contains every setting. If a value is not allowed, creating it raises an error that names the setting.",
     """```python
 from oncekey import Once, Policy
 
@@ -33,12 +33,12 @@ once = Once("sqlite:///shop.db", policy=Policy(lease=60, ttl=48 * 3600, flavor="
 ```""",
     (
         "A duration is a `timedelta` or a number of seconds. A choice may be given by its name. "
-        "`policy.override(lease=30)` is a copy with a change, checked as a whole."
+        "`policy.override(lease=30)` returns a copy with that change, checked as a whole."
     ),
     (
-        "**Scope**: every setting is one of the application. With `route`, a route can set it for itself, as an option "
-        "of `@once.protect(…)`; if effects follow, only with those. The header's name, "
-        f"`{Policy.key_header}`, and the heartbeat, a third of the lease, are not settings."
+        "**Scope**: the application's policy has every setting. With `route`, a route can override it, as an option of "
+        "`@once.protect(…)`; if effects follow, only a route with those effects can. The name of the header, "
+        f"`{Policy.key_header}`, and the interval of the heartbeat, a third of the lease, are not settings."
     ),
 )
 
@@ -91,15 +91,15 @@ def groups() -> dict[str, dict[str, str]]:
 
 def _more() -> list[str]:
     says = {
-        "operation": "The name under which records of this handler are kept. Default: the function's qualified name. "
-        "Two handlers need two names.",
-        "fingerprint": "A function that takes the request and returns what counts, a mapping or bytes, instead of the "
-        "body. See [what is fingerprinted](../explanation/fingerprint.md).",
-        "low_stakes": "A second execution would do little harm. Only then its keys may lie in a "
-        "[store that can forget them](stores.md#for-low-stakes-only).",
+        "operation": "The name under which records of this handler are stored. Default: the function's qualified name. "
+        "Two handlers need different names.",
+        "fingerprint": "A function that takes the request and returns what to compare, a mapping or bytes, instead of "
+        "the body. See [Fingerprint](../explanation/fingerprint.md).",
+        "low_stakes": "Declares that a second execution would do little harm. A "
+        "[store that can lose keys](stores.md#for-low-stakes-only) requires it.",
     }
     return [
-        "## Options of a route that are no settings",
+        "## Other options of a route",
         table(("Option", "What it does"), [(f"`{name}`", says[name]) for name in sorted(says)]),
     ]
 
@@ -111,10 +111,11 @@ def _strictness() -> list[str]:
     ]
     defaults = ", ".join(f"`{effects.name}` means `{BY_EFFECTS[effects].value}`" for effects in _ALL)
     return [
-        "## Which settings go with which effects",
+        "## Settings and effects",
         (
-            "A setting may forbid a second run that the effects allow, and never allow one that they forbid. "
-            f"Enrolling refuses the rest with the sentence that fixes it. Without `on_lease_expired`, {defaults}."
+            "A setting may forbid a second run that the effects allow, and never allow one that they forbid. Other "
+            "combinations raise `ConfigurationError`, which names the fix. Without `on_lease_expired`, "
+            f"{defaults}."
         ),
         table(("Setting", *(f"`{effects.name}`" for effects in _ALL)), rows),
     ]
@@ -129,7 +130,7 @@ def _scope(setting: Field[Any]) -> str:
 
 
 def _allowed(setting: Field[Any]) -> str:
-    """What the check says, without the long list that stands on a page of its own."""
+    """The allowed values, without the long list that has its own page."""
     never = ", ".join(sorted(name.decode("ascii") for name in NEVER_KEPT))
     return check_of(setting.metadata).allowed.replace(never, "[one that is never stored](headers.md#never-stored)")
 
@@ -166,7 +167,7 @@ def _span(span: timedelta) -> str:
 OPTIONS: Final = '''# Generated from core/policy.py by `python -m docs.generator`: edit that one.
 """The options of a route, a function or a consumer, as type checkers read them.
 
-Most of them are settings, which override the policy of the whole application.
+Most of them are settings, which override the application's policy.
 """
 
 from __future__ import annotations
@@ -185,10 +186,10 @@ if TYPE_CHECKING:
 
 
 class Shared(TypedDict, total=False):
-    """Options of everything that HTTP requests reach."""
+    """Options of every route."""
 
     low_stakes: bool
-    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
+    """A second execution would do little harm; a store that can lose keys requires it."""
 {shared}
 
 
@@ -200,7 +201,7 @@ class Options(Shared, total=False):
 
 
 class Outside(TypedDict, total=False):
-    """Settings of a handler that talks to the outside directly."""
+    """Settings of a handler that calls external systems directly."""
 
 {outside}
 
@@ -210,7 +211,7 @@ class InlineOptions(Options, Outside, total=False):
 
 
 class PathOptions(Shared, Outside, total=False):
-    """Options of what is enrolled by its path, which is INLINE."""
+    """Options of routes that are protected by path, which are INLINE."""
 
 
 class PhasedOptions(Options, total=False):
@@ -220,20 +221,20 @@ class PhasedOptions(Options, total=False):
 
 
 class CallOptions(TypedDict, total=False):
-    """Options of a protected function or consumer; what is for one kind of effects only is refused with others."""
+    """Options of a protected function or consumer; an option for some effects is refused with others."""
 
     tenant: str | Callable[..., str]
-    """Whose call it is: a parameter's name, or a function of parameters. Without it all calls are one tenant's."""
+    """The tenant of a call: a parameter's name, or a function of parameters. Default: one tenant for all calls."""
     result: Any
-    """What the result is read as, where the annotation does not say: a type, a model, a function."""
+    """How the result is decoded if the annotation does not show it: a type, a model, a function."""
     ignore: Sequence[str]
-    """Parameters that do not count, such as a client or a session."""
+    """Parameters that are not compared, such as a client or a session."""
     low_stakes: bool
-    """A second execution would do little harm: only then its keys may lie in a store that can forget them."""
+    """A second execution would do little harm; a store that can lose keys requires it."""
 {calls}
 '''
 NO_STATUS: Final = {"on_in_progress": 'InProgress | Literal["conflict", "wait"]'}
-"""A function has no status resource to look at, so nothing is accepted for later."""
+"""A function has no status resource, so `accepted` is not a choice."""
 
 
 def options() -> str:

@@ -119,9 +119,9 @@ end of a handler means: see [crashes](crashes.md).
 
 Common requests take shortcuts, and tests compare each with its table: a new key of a `LOCAL` request
 (`engine.local.NEW`, [test](../../tests/engine/test_new_key.py)), the ordinary success of a handler
-(`core.endings.returned`, [`test_the_short_path_says_what_the_table_says`](../../tests/core/test_endings.py)), and the
+(`core.endings.returned`, [`test_fast_path_decides_like_the_table`](../../tests/core/test_endings.py)), and the
 replay of a finished record (`core.rulings.rule_finished`,
-[`test_a_finished_record_says_the_same_by_the_short_read`](../../tests/core/test_rulings.py))."""
+[`test_rule_finished_agrees_with_rule`](../../tests/core/test_rulings.py))."""
 
 _HEARING: Final = """\
 The state is checked first and the clock second, so time alone never turns an unfinished record into a free key.

@@ -1,4 +1,4 @@
-"""`stores.md`: every store from its row of the table, and what it can do from the protocols that it satisfies."""
+"""`stores.md`: every store from its row of the table, and its features from the protocols that it satisfies."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _ticks(one: Listed, parts: list[str]) -> list[str]:
 
 
 def _low_stakes(one: Listed) -> str:
-    return f"{one.title}: {one.low_stakes}. Operations on it need `low_stakes=True`."
+    return f"{one.low_stakes}. Operations on {one.title} need `low_stakes=True`."
 
 
 def _able(one: Listed) -> Abilities:
