@@ -136,7 +136,7 @@ async def test_a_failed_step_cannot_be_replaced_by_another(small_bank: Bank) -> 
 
     async with small_bank.process(script) as process:
         assert (await process.send()).status == 500
-    assert "'order' failed, which is not stored" in refused[0]
+    assert "'order', which failed: the failure is not stored" in refused[0]
     assert small_bank.effects == []
 
 
