@@ -350,7 +350,8 @@ def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
             "resumable",
             limits.resumable,
             "work was started and not resumed: it needs a client's retry or a completer",
-            "run `oncekey worker --app ...`; see `oncekey keys list --state failed_retryable --effects phased`",
+            "run `oncekey worker --app ...`; if one runs, its log names each request that the application refuses; "
+            "see `oncekey keys list --state failed_retryable --effects phased`",
         ),
         (
             "expired",
