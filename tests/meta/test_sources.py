@@ -8,6 +8,7 @@ import subprocess
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,21 @@ LAYERS = ("cli", "once", "workers", "frameworks", "engine", "ports", "ops", "cor
 
 FOR_USERS = {"alembic", "cells", "flask", "litestar", "mcp", "options", "reconcile", "sealing"}
 """The modules that users import by their names, besides packages and what `oncekey` itself exports."""
+
+
+PUBLIC = (
+    "oncekey",
+    "oncekey.cells",
+    "oncekey.observe.events",
+    "oncekey.reconcile",
+    "oncekey.sealing",
+    "oncekey_check",
+    "oncekey_client",
+    "oncekey_contract",
+    "oncekey_demo.checker",
+    "oncekey_demo.history",
+)
+"""The modules whose classes users import by name."""
 
 
 def _files() -> list[Path]:
@@ -110,6 +126,21 @@ def test_packages_are_not_nested_too_deeply() -> None:
 
 def test_top_level_modules_are_the_public_ones() -> None:
     assert {path.stem for path in LIBRARY.glob("*.py")} == {"__init__", *FOR_USERS}
+
+
+def test_public_class_names_are_unique() -> None:
+    classes: dict[str, set[type]] = defaultdict(set)
+    for name in PUBLIC:
+        module = import_module(name)
+        for one in getattr(module, "__all__", None) or vars(module):
+            found = getattr(module, one)
+            if (
+                isinstance(found, type)
+                and not one.startswith("_")
+                and found.__module__.split(".")[0].startswith("oncekey")
+            ):
+                classes[one].add(found)
+    assert {name: found for name, found in classes.items() if len(found) > 1} == {}
 
 
 def test_no_file_names_a_private_folder() -> None:

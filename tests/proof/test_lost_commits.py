@@ -11,7 +11,7 @@ from harness.dsn import through
 from harness.proxy import Proxy
 from oncekey.core.model import Effects
 from oncekey_demo.checker import check
-from oncekey_demo.history import Operation
+from oncekey_demo.history import ClientOperation
 from proof.crash.crasher import Crasher
 from proof.crash.places import Place
 from proof.crash.proof import PROMISES, RULES
@@ -36,13 +36,15 @@ async def test_a_lost_commit_is_neither_done_twice_nor_forgotten(  # R75, R116, 
         ledger, inbox = Ledger(lambda: next(ticks), deduplicates=True), Inbox()
         world, crasher = World(ledger, inbox), Crasher(ticks=lambda: next(ticks))
         process = Process(far, crasher, world, clock=None, repeatable=True)
-        operations: list[Operation] = []
+        operations: list[ClientOperation] = []
 
         async def ask() -> CallReport:
             name, invoked = f"op-{len(operations) + 1}", next(ticks)
             report = await process.ask(effects, KEY, name)
             told = (report.kind(effects), report.status, report.body, report.replayed, report.code)
-            operations.append(Operation(name, "", KEY, "", invoked, next(ticks), *told, promises=PROMISES[effects]))
+            operations.append(
+                ClientOperation(name, "", KEY, "", invoked, next(ticks), *told, promises=PROMISES[effects])
+            )
             return report
 
         hit = proxy.lose_reply(COMMIT, b"COMMIT") if what == "the reply" else proxy.lose_request(COMMIT)

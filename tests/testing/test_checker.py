@@ -8,7 +8,7 @@ import pytest
 
 from oncekey.core.model import Code
 from oncekey_demo.checker import LOOKS, Rule, check
-from oncekey_demo.history import ClientSaw, Effect, Final, History, Lapse, Operation, Proof, Sighting, Write
+from oncekey_demo.history import ClientOperation, ClientSaw, Effect, Final, History, Lapse, LapseSighting, Proof, Write
 
 SCOPE, KEY = "tenant", "key"
 A, B = "body-a", "body-b"
@@ -17,11 +17,11 @@ TTL = 1_000
 ANSWER = b"made"
 
 
-def op(name: str, invoked: int, ended: int | None, kind: ClientSaw = ClientSaw.OK, **more) -> Operation:
+def op(name: str, invoked: int, ended: int | None, kind: ClientSaw = ClientSaw.OK, **more) -> ClientOperation:
     if kind is ClientSaw.OK:
         more = {"status": 201, "body": ANSWER, "incarnation": ONE, **more}
     body = more.pop("fingerprint", A)
-    return Operation(name, SCOPE, KEY, body, invoked, ended, kind, **more)
+    return ClientOperation(name, SCOPE, KEY, body, invoked, ended, kind, **more)
 
 
 def effect(name: str, at: int, **more) -> Effect:
@@ -194,7 +194,7 @@ def test_owner_after_a_takeover_may_receive_in_progress() -> None:
     ],
     ids=["in progress", "unknown", "executed", "another life"],
 )
-def test_later_operation_without_the_stored_response_is_detected(heard: Operation) -> None:
+def test_later_operation_without_the_stored_response_is_detected(heard: ClientOperation) -> None:
     assert Rule.REAL_TIME in broken(but(operations=(*GOOD.operations, heard)))
 
 
@@ -208,7 +208,7 @@ def test_later_operation_without_the_stored_response_is_detected(heard: Operatio
     ],
     ids=["replayed", "outage", "no reply", "at the same time"],
 )
-def test_allowed_responses_after_a_stored_response(heard: Operation) -> None:
+def test_allowed_responses_after_a_stored_response(heard: ClientOperation) -> None:
     assert broken(but(operations=(*GOOD.operations, heard))) == set()
 
 
@@ -236,7 +236,7 @@ def test_new_incarnation_after_expiry_is_independent() -> None:
     ],
     ids=["in flight", "unknown", "replayed"],
 )
-def test_another_body_accepted_by_a_live_record_is_detected(heard: Operation) -> None:
+def test_another_body_accepted_by_a_live_record_is_detected(heard: ClientOperation) -> None:
     assert Rule.MISMATCH in broken(but(operations=(*GOOD.operations, heard)))
 
 
@@ -344,7 +344,7 @@ def test_response_deleted_too_early_by_the_store_clock_is_detected() -> None:
 
 def test_overlapping_handlers_and_waits_in_transactions_are_detected() -> None:
     for lapse, rule in ((Lapse.OVERLAP, Rule.ONE_RUNNER), (Lapse.HELD, Rule.EMPTY_HANDS)):
-        assert broken(but(sightings=(Sighting(lapse, SCOPE, KEY, "first", 3),))) == {rule}
+        assert broken(but(sightings=(LapseSighting(lapse, SCOPE, KEY, "first", 3),))) == {rule}
 
 
 def test_expired_record_does_not_bind_later_operations() -> None:

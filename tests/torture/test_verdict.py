@@ -10,7 +10,7 @@ import pytest
 
 from oncekey.core.model import State
 from oncekey_demo.checker import Rule
-from oncekey_demo.history import ClientSaw, Effect, Operation, Write
+from oncekey_demo.history import ClientOperation, ClientSaw, Effect, Write
 from oncekey_demo.torture.clients import IntendedRequest
 from oncekey_demo.torture.shop import Wanted
 from oncekey_demo.torture.verdict import ROW, Charge, FinalRecord, RunEvidence, broken_promises, story_of, stuck
@@ -24,8 +24,8 @@ class Books:
     """A payment that went well; each test spoils one thing."""
 
     intended: IntendedRequest = field(default_factory=lambda: IntendedRequest(KEY, "/payments", Wanted(KEY, 100)))
-    operations: list[Operation] = field(
-        default_factory=lambda: [Operation("r1", SCOPE, KEY, "100 cents", 10, 90, ClientSaw.OK, 201, BODY)]
+    operations: list[ClientOperation] = field(
+        default_factory=lambda: [ClientOperation("r1", SCOPE, KEY, "100 cents", 10, 90, ClientSaw.OK, 201, BODY)]
     )
     charges: list[Charge] = field(default_factory=lambda: [Charge("ch_1", KEY, 100, 50)])
     rows: list[Effect] = field(default_factory=lambda: [Effect("row", SCOPE, KEY, "100 cents", 40, kind=ROW)])
@@ -123,7 +123,7 @@ def test_unfinished_work_violates_progress() -> None:
 
 
 def test_unknown_is_a_violation_if_the_provider_recognises_the_key() -> None:
-    unheard = Operation("r1", SCOPE, KEY, "100 cents", 10, None, ClientSaw.INFO)
+    unheard = ClientOperation("r1", SCOPE, KEY, "100 cents", 10, None, ClientSaw.INFO)
     books = Books(operations=[unheard], writes=[], deliveries={})
     books.kept(state=State.UNKNOWN, status=None, body=None, ticket=True)
     assert books.broken == {Rule.TRUTH}

@@ -18,7 +18,7 @@ from oncekey.core.model import HOUR, MINUTE, Code, Effects, State
 from oncekey.databases.address import Kind as Store
 from oncekey.testing.claims import ManualClock
 from oncekey_demo.checker import Rule, check
-from oncekey_demo.history import ClientSaw, Operation
+from oncekey_demo.history import ClientOperation, ClientSaw
 from proof.crash.crasher import Crasher, Fault, Manner, Point, When
 from proof.crash.reading import CHARGE, history_of
 from proof.crash.shop import ACCEPTED, Inbox, Ledger, Process, World
@@ -242,7 +242,7 @@ class _Run:
         self._ledger = Ledger(self._tick, deduplicates=case.deduplicates)
         self._inbox = Inbox()
         self._world = World(self._ledger, self._inbox)
-        self._operations: list[Operation] = []
+        self._operations: list[ClientOperation] = []
         self._crashers: list[Crasher] = []
         self._broken: list[str] = []
         self._open: Any = None
@@ -319,7 +319,7 @@ class _Run:
     async def _ask(self, process: Process) -> CallReport:
         """Send the request, and write down what came of it, also if nothing did."""
         name = f"op-{len(self._operations) + 1}"
-        op = Operation(
+        op = ClientOperation(
             name, "", self._key, "", self._tick(), None, ClientSaw.INFO, promises=PROMISES[self._case.effects]
         )
         place = len(self._operations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey_demo import history
-from oncekey_demo.history import Dispatch, Effect, History, Operation, Proof, Write
+from oncekey_demo.history import ClientOperation, Dispatch, Effect, History, Proof, Write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ _BIRTHS: Final = frozenset({"claim", "commit_new", "defer_new"})
 
 def history_of(
     left: Mapping[str, Rows],
-    operations: Iterable[Operation],
+    operations: Iterable[ClientOperation],
     charges: Iterable[Charge],
     inbox: Inbox,
     said: Iterable[Said],
@@ -49,8 +49,8 @@ def history_of(
     )
 
 
-def _told(op: Operation, scope: str, mark: str) -> Operation:
-    return Operation(
+def _told(op: ClientOperation, scope: str, mark: str) -> ClientOperation:
+    return ClientOperation(
         id=op.id,
         scope=scope,
         key=op.key,

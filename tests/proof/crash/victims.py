@@ -23,7 +23,7 @@ from harness.ports import free_port
 from harness.provider import Provider
 from harness.tables import leases_run_out
 from oncekey_demo.checker import Rule, check
-from oncekey_demo.history import ClientSaw, Operation
+from oncekey_demo.history import ClientOperation, ClientSaw
 from proof.crash.places import Place
 from proof.crash.reading import history_of
 from proof.crash.shop import Charge, Inbox
@@ -42,7 +42,7 @@ class Cluster:
         self.place = Place(url)
         self.folder = folder
         self.provider = Provider(folder)
-        self.operations: list[Operation] = []
+        self.operations: list[ClientOperation] = []
         self._victims: list[Victim] = []
         self._count = count(1)
         # Made once: the certificates that every new client reads cost more than a request.
@@ -101,7 +101,7 @@ class Cluster:
         sent = {"Authorization": f"Bearer {ALPHA}", "Idempotency-Key": key}
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         at = next(self._count)
-        operation = Operation(f"op-{at}", "", key, "", at, None, ClientSaw.INFO)
+        operation = ClientOperation(f"op-{at}", "", key, "", at, None, ClientSaw.INFO)
         try:
             answer = self._client.post(f"{server.url}{path}", json=body, headers=sent)
         except httpx.TransportError:
@@ -109,7 +109,7 @@ class Cluster:
             return None
         told = answer.status_code == 201
         self.operations.append(
-            Operation(
+            ClientOperation(
                 operation.id,
                 "",
                 key,

@@ -20,7 +20,7 @@ from oncekey.stores.keystore import KeyStore
 from oncekey.stores.memory import COMMANDS
 from oncekey.stores.statements import Statements
 from oncekey_demo import history
-from oncekey_demo.history import ClientSaw, History, Lapse, Operation, Sighting
+from oncekey_demo.history import ClientOperation, ClientSaw, History, Lapse, LapseSighting
 from proof.patching import patched
 from proof.sim.database import Database
 from proof.sim.onecommit import ONE_COMMIT, Locks, Outbox
@@ -151,13 +151,13 @@ class World:
         self.settled_keys = SettledKeys()
         self.notebook: dict[str, Instant] = {}
         self._inside: dict[RecordId, list[OpenTransaction]] = {}
-        self._sightings: list[Sighting] = []
+        self._sightings: list[LapseSighting] = []
         self._keys = [
             Key(RecordId(SCOPE, f"key-{number}"), self.rng.pick(scenario.effects), waits=self.rng.chance(0.3))
             for number in range(1, self.rng.pick((2, 2, 3)))
         ]
         self.keys = tuple(key.id for key in self._keys)
-        self._operations: dict[str, Operation] = {}
+        self._operations: dict[str, ClientOperation] = {}
         self._serving: list[Host] = []
 
     def run(self) -> History:
@@ -198,7 +198,7 @@ class World:
 
     def saw(self, lapse: Lapse, asked: Asked) -> None:
         """Something happened that nothing will tell of afterwards."""
-        sighting = Sighting(lapse, asked.id.scope, asked.id.key, asked.operation, self.scheduler.turn)
+        sighting = LapseSighting(lapse, asked.id.scope, asked.id.key, asked.operation, self.scheduler.turn)
         self._sightings.append(sighting)
 
     def now_of(self, host: Host) -> Instant | None:
@@ -208,7 +208,7 @@ class World:
 
     def send(self, name: str, key: Key, fingerprint: str, caller: Mailbox) -> None:
         """A request arrives at a host of its own."""
-        self._operations[name] = Operation(
+        self._operations[name] = ClientOperation(
             name,
             key.id.scope,
             key.id.key,

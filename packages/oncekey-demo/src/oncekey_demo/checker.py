@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from oncekey.core import transitions
 from oncekey.core.model import Code, State
 from oncekey.core.transitions import ROWS, Fence
-from oncekey_demo.history import ClientSaw, Effect, History, Lapse, Operation, Proof, Story, Write, stories
+from oncekey_demo.history import ClientOperation, ClientSaw, Effect, History, Lapse, Proof, Story, Write, stories
 
 Edge: TypeAlias = tuple[State | None, State | None, bool]
 """The state before, the state after, and whether the write begins a new life."""
@@ -214,7 +214,7 @@ def _no_lost_ack(story: Story) -> Iterator[str]:
 
 
 def _one_answer(story: Story) -> Iterator[str]:
-    answers: dict[str, list[Operation]] = defaultdict(list)
+    answers: dict[str, list[ClientOperation]] = defaultdict(list)
     for op in _ok(story):
         answers[story.life_of(op)].append(op)
     for life, ops in answers.items():
@@ -393,7 +393,7 @@ def _seen(story: Story, lapse: Lapse) -> Iterator[str]:
             yield f"{one.operation}: {lapse}"
 
 
-def _ok(story: Story) -> list[Operation]:
+def _ok(story: Story) -> list[ClientOperation]:
     return [op for op in story.operations if op.kind is ClientSaw.OK]
 
 
@@ -401,7 +401,7 @@ def _at(write: Write) -> int:
     return write.at
 
 
-def _success(op: Operation) -> bool:
+def _success(op: ClientOperation) -> bool:
     return op.status is not None and op.status // 100 == 2  # noqa: PLR2004  (the class of the status)
 
 

@@ -29,7 +29,7 @@ class ClientSaw(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class ClientOperation:
     """One request of a client, and its response."""
 
     id: str
@@ -135,7 +135,7 @@ class Lapse(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sighting:
+class LapseSighting:
     """An observed lapse of one operation."""
 
     lapse: Lapse
@@ -162,13 +162,13 @@ class Dispatch:
 class History:
     """The checker's input. `healed`: the faults had ended, and the workers had time to finish."""
 
-    operations: tuple[Operation, ...] = ()
+    operations: tuple[ClientOperation, ...] = ()
     ledger: tuple[Effect, ...] = ()
     business: tuple[Effect, ...] = ()
     writes: tuple[Write, ...] = ()
     records: tuple[Final, ...] = ()
     outbox: tuple[Dispatch, ...] = ()
-    sightings: tuple[Sighting, ...] = ()
+    sightings: tuple[LapseSighting, ...] = ()
     healed: bool = False
 
 
@@ -183,7 +183,7 @@ class Life:
     expires_at: int | None = None
     """From its last write: after this time the key may be used for a new request, even if the row still exists."""
 
-    def binds(self, operation: Operation) -> bool:
+    def binds(self, operation: ClientOperation) -> bool:
         """Whether the life had not expired during an operation, as far as the history shows."""
         return self.expires_at is None or operation.latest is None or operation.latest < self.expires_at
 
@@ -203,13 +203,13 @@ class Story:
     scope: str
     key: str
     healed: bool
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[ClientOperation] = field(default_factory=list)
     ledger: list[Effect] = field(default_factory=list)
     business: list[Effect] = field(default_factory=list)
     writes: list[Write] = field(default_factory=list)
     records: list[Final] = field(default_factory=list)
     outbox: list[Dispatch] = field(default_factory=list)
-    sightings: list[Sighting] = field(default_factory=list)
+    sightings: list[LapseSighting] = field(default_factory=list)
 
     @cached_property
     def effects(self) -> list[Effect]:
@@ -232,7 +232,7 @@ class Story:
             lives[write.incarnation] = current = replace(current, expires_at=write.expires_at)
         return lives
 
-    def life_of(self, item: Operation | Effect) -> str:
+    def life_of(self, item: ClientOperation | Effect) -> str:
         """The life of a response or an effect; "" is the only one."""
         if item.incarnation is not None:
             return item.incarnation
@@ -287,7 +287,7 @@ def stories(history: History) -> list[Story]:
     return list(found.values())
 
 
-def _answer_line(op: Operation) -> str:
+def _answer_line(op: ClientOperation) -> str:
     what = op.code or f"{op.status} {op.body!r}"
     return f"{op.id} got {op.kind}: {what}{' (replayed)' if op.replayed else ''}"
 

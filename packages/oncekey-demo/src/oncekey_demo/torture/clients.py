@@ -13,7 +13,7 @@ from oncekey.canonical.fingerprint import Request
 from oncekey.canonical.whole import fingerprint
 from oncekey.core.model import Code
 from oncekey_demo.charging import AnswerLostError, NothingSentError, Reply, ask
-from oncekey_demo.history import ClientSaw, Operation
+from oncekey_demo.history import ClientOperation, ClientSaw
 from oncekey_demo.provider_ledger import FaultKind as Fault
 from oncekey_demo.torture.shop import FAULT, PAUSE, RAISE, Wanted, now
 
@@ -82,7 +82,7 @@ class Clients:
     """The paths to which they send."""
     over: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when clients must not start another key."""
-    operations: list[Operation] = field(default_factory=list)
+    operations: list[ClientOperation] = field(default_factory=list)
     intended_requests: dict[str, IntendedRequest] = field(default_factory=dict)
     answered: set[str] = field(default_factory=set)
     answers: Counter[str] = field(default_factory=Counter)
@@ -157,7 +157,7 @@ class Clients:
         kind, code = ending_of(answer)
         replayed = answer is not None and answer.headers.get("idempotent-replayed") == "true"
         self.answers[_name(answer, kind, code, replayed=replayed)] += 1
-        operation = Operation(
+        operation = ClientOperation(
             id=f"request {len(self.operations) + 1}",
             scope=self.scope,
             key=intended.key,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from oncekey.core.model import State
 from oncekey_demo.charging import ask
 from oncekey_demo.checker import Rule, check
-from oncekey_demo.history import ClientSaw, Effect, History, Operation, Write, stories
+from oncekey_demo.history import ClientOperation, ClientSaw, Effect, History, Write, stories
 from oncekey_demo.history import Final as LastRecord
 from oncekey_demo.torture.shop import Books, CellBooks
 
@@ -70,7 +70,7 @@ class RunEvidence:
     scope: str
     intended_requests: Mapping[str, IntendedRequest]
     answered: frozenset[str]
-    operations: Sequence[Operation]
+    operations: Sequence[ClientOperation]
     charges: Mapping[str, Sequence[Charge]]
     rows: Sequence[Effect]
     records: Mapping[str, FinalRecord]
@@ -98,7 +98,7 @@ class RunEvidence:
             healed=True,
         )
 
-    def _operation(self, op: Operation) -> Operation:
+    def _operation(self, op: ClientOperation) -> ClientOperation:
         if op.kind is not ClientSaw.OK:
             return op
         meant = PROMISES[self.intended_requests[op.key].route]
