@@ -46,7 +46,8 @@ def test_an_api_that_keeps_its_promises_is_exit_code_0(run) -> None:
         code, out, err = run(*_described(shop))
     assert code == 0, out
     assert "passed    tenants.independent        The same key of two tenants is two operations" in out
-    assert out.endswith("profiles without a broken guarantee: ietf, stripe, conflict, strict-money\n")
+    # The clauses that tell the profiles apart were not tried, so the report does not name the matching ones.
+    assert re.fullmatch(r"[0-9]+ passed, 0 failed, .* by the profile ietf", out.splitlines()[-1])
     assert re.search(rf"{len(FAST)} clauses, about [0-9]+ requests to {shop.url}/orders", err)
     assert f"1/{len(FAST)} keys.missing" in err  # a pipeline's log shows how far it is
 

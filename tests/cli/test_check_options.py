@@ -152,6 +152,27 @@ def test_only_and_skip_options_select_clauses(run: Run) -> None:
     assert (code, _results(out)) == (0, {"replays.status": "passed"})
 
 
+@pytest.mark.parametrize(
+    ("words", "ids"),
+    [
+        (("--only", "tenants, failures"), ("tenants.independent", "failures.corrected")),
+        (("--only", "tenants,", "--only", "failures"), ("tenants.independent", "failures.corrected")),
+        (("--only", "leases,crashes", "--skip", "*.answered,leases"), ("crashes.remembered",)),
+    ],
+)
+def test_names_of_clauses_may_be_separated_by_commas(run: Run, words: tuple[str, ...], ids: tuple[str, ...]) -> None:
+    _, out, _ = run("--list", *words)
+    listed = [line.split()[0] for line in out.splitlines()]
+    assert set(ids) <= set(listed)
+    assert {name.partition(".")[0] for name in listed} == {name.partition(".")[0] for name in ids}
+    assert "crashes.answered" not in listed
+
+
+def test_empty_list_of_clauses_does_not_select_all_of_them(run: Run) -> None:
+    code, _, err = run("--list", "--only", "")
+    assert (code, "no clause matches ''" in err) == (2, True)
+
+
 def test_skip_with_an_unknown_clause_exits_with_code_2(run: Run) -> None:
     code, _, err = run("http://shop.example/", "--skip", "replay")
     assert code == 2

@@ -39,6 +39,7 @@ from oncekey.core.model import (
 )
 from oncekey.core.onecommit import lock_number
 from oncekey.core.policy import Policy
+from oncekey.core.rulings import LEASE_RAN_OUT
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover
 from oncekey.core.upkeep import Expired
@@ -574,9 +575,78 @@ def test_keys_show_describes_the_result_by_the_last_one_stored(shop, url):
     assert "ch_secret" not in json.dumps(said)
     text = oncekey("keys", "show", KEY, "--store", url).stdout
     assert '{"id": <text>, "amount": <a whole number>, "at": <Decimal>}' in text
+    assert "\n  It happened, with the values from the provider instead of <…>:\n" in text
     command = next(one["command"] for one in said["possible"] if "--executed" in one["command"])
     taken = oncekey(*shlex.split(command.replace("'...'", "seen"))[1:], "--store", url)
     assert (taken.exit_code, "is not JSON" in taken.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("settlement", "begin", "expiring"),
+    [
+        (None, own, False),
+        (answered(), own, True),
+        (Retryable("refused"), own, True),
+        (None, doubt, False),
+        (None, phased, False),
+    ],
+    ids=["in progress", "completed", "retryable", "unknown", "unknown with steps"],
+)
+def test_keys_show_prints_the_expiry_of_records_that_expire(shop, url, settlement, begin, expiring):
+    # of a record that does not, the date is only that from which it would
+    lease = begin(shop)
+    if settlement is not None:
+        flows.settle(shop, lease, settlement)
+    for options in ((), ("--verbose",)):
+        text = oncekey("keys", "show", KEY, *WHOSE, "--store", url, *options).stdout
+        assert bool(re.search("^expires at ", text, re.MULTILINE)) is expiring
+    assert shown(shop, url)["expires_at"] is not None
+
+
+def expired_lease(shop, url):
+    """A PHASED record with an open call, whose owner died and whom a worker swept."""
+    lease = own(shop, Effects.PHASED, Recovery.RESUME, lease=-HOUR)
+    call = Announcement("charge", "dk-1", "digest", 1, None, 5 * SECOND, -HOUR)
+    drive(shop.store.phases.announce(lease, (), (), call), shop.driver.run)
+    assert oncekey("sweep", "--once", "--store", url).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--executed", "--result", '{"id": "ch_1"}'), "ann recorded the outcome of its call"),
+        (("--declined", "--result", '"no funds"'), "ann recorded the outcome of its call"),
+        (("--not-executed", "--closed"), "ann released it: it was not executed"),
+    ],
+    ids=["executed", "declined", "not executed"],
+)
+def test_settled_record_is_not_explained_by_its_expired_lease(shop, url, options, why):
+    expired_lease(shop, url)
+    assert shown(shop, url)["why"] == "its lease expired without a settlement"
+    resolve = ("keys", "resolve", KEY, *WHOSE, "--store", url, "--reason", "seen", "--by", "ann")
+    assert oncekey(*resolve, *options).exit_code == 0
+    assert shown(shop, url)["why"] == why
+    text = oncekey("keys", "show", KEY, *WHOSE, "--store", url).stdout
+    assert f"\nWhy: {why}.\n" in text
+
+    # The audit of the next run names no expired lease either, and that run explains itself.
+    claim = a_claim(id=ID, effects=Effects.PHASED, recovery=Recovery.RESUME, owner="worker-8")
+    lease = flows.begin(shop, claim, Policy()).lease
+    entries = json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout)["items"]
+    assert [(entry["trigger"], entry["from"], entry["why"]) for entry in entries[2:]] == [
+        ("take_over", "failed_retryable", "retryable")
+    ]
+    flows.settle(shop, lease, Doubtful("handler_raised"))
+    assert shown(shop, url)["why"] == "its handler raised an error"
+
+
+def test_take_over_of_a_swept_record_is_explained_by_its_state(shop, url):
+    own(shop, lease=-HOUR)
+    assert oncekey("sweep", "--once", "--store", url).exit_code == 0
+    assert shown(shop, url)["why"] == "its lease expired without a settlement"
+    own(shop, owner="worker-8")
+    entries = json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout)["items"]
+    assert [entry["why"] for entry in entries] == [LEASE_RAN_OUT, "retryable"]
 
 
 SHOP = """

@@ -20,6 +20,7 @@ from harness.browser import chromium
 from oncekey import __version__
 from oncekey_check import CLAUSES, CheckProfile, CheckReport, Failed, check
 from oncekey_check.clauses import Exchange, Harm
+from oncekey_check.judging import difference
 from oncekey_check.raw_http import Address, Answer, RawRequest
 from oncekey_check.reports import dangers, missing, plain, to_html, to_json, to_junit, to_sarif
 from oncekey_check.scripts import invocation, transcript
@@ -106,6 +107,62 @@ def test_behaviour_forbidden_by_another_profile_counts_as_allowed() -> None:
     assert strict.passed == strict.failed == []
     (finding,) = other.failed
     assert finding.verdict.expected == "another body under a used key: 400"
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_only_a_whole_run_lists_the_profiles_without_a_broken_guarantee(report: CheckReport, partial: bool) -> None:
+    assert report.partial  # it left clauses out
+    some = replace(report, findings=tuple(report.passed), partial=partial)
+    line = "rofiles without a broken guarantee"
+    assert [line in text for text in (plain(some), to_html(some))] == [not partial] * 2
+    assert (": ietf, stripe, conflict, strict-money" in plain(some)) is not partial
+    document = json.loads(to_json(some))
+    assert (document["partial"], len(document["matches"])) == (partial, 0 if partial else len(CheckProfile))
+
+
+def test_run_that_ends_early_is_partial() -> None:
+    with Shop() as shop:
+        assert check(shop_target(shop), time_limit=0).partial
+        assert check(shop_target(shop), clauses=CLAUSES[:1]).partial
+
+
+BOTH = (b'{"id":1,"at":{"city":"Oslo","zip":7}}', b'{"id":1,"at":{"city":"Rome"}}')
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "found"),
+    [
+        (b'{"id": 399, "n": 1}', b'{"id": 400, "n": 1}', "another body: id 400 instead of 399"),
+        (*BOTH, 'another body: at.city "Rome" instead of "Oslo"'),
+        (b'{"id":1}', b'{"id":1,"x\\u001b[1m":2}', r'another body: with "x\u001b[1m"'),
+        (b'{"id":1,"n":2}', b'{"id":1}', "another body: without n"),
+        (b"1", b"2", "another body: 2 instead of 1"),
+        (b'{"id":1}', b'{"id": 1}', "the same JSON in another spelling"),
+        (b"order 7 placed", b"order 8 placed", 'another body: from byte 6 "8 placed" instead of "7 placed"'),
+        (b"order", b"order 8", 'another body: from byte 5 " 8" instead of ""'),
+        (b'"%s"' % (b"x" * 99), b"1", f'another body: 1 instead of "{"x" * 39}…'),
+    ],
+)
+def test_difference_of_two_bodies_is_shown(one: bytes, two: bytes, found: str) -> None:
+    assert difference(Answer(201, "", (), one), Answer(201, "", (), two)) == found
+
+
+def test_difference_prefers_values_that_do_not_change_in_every_response() -> None:
+    one, two = (Answer(201, "", (("Location", f"/{body}"),), body.encode()) for body in ("[1, 1]", "[2, 2]"))
+    assert difference(one, two, frozenset({(0,)})) == "another body: 1 2 instead of 1"
+    assert difference(one, replace(two, body=one.body)) == 'Location: "/[2, 2]" instead of "/[1, 1]"'
+    assert difference(one, one) == ""
+
+
+@pytest.mark.parametrize(
+    ("bug", "clause"), [(Bug.QUOTES_KEPT, "keys.two-spellings"), (Bug.PARAMETERS_KEPT, "keys.parameters")]
+)
+def test_report_shows_how_the_second_response_differs(bug: Bug, clause: str) -> None:
+    only = [one for one in CLAUSES if one.id == clause]
+    with Shop(bug) as shop:
+        (finding,) = check(shop_target(shop, count_address=None), clauses=only).failed
+    assert isinstance(finding.verdict, Failed)
+    assert re.fullmatch(r"201, [0-9]+ bytes, another body: id \S+ instead of \S+", finding.verdict.seen)
 
 
 class _Page(HTMLParser):

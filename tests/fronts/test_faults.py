@@ -36,7 +36,7 @@ from oncekey.core.fronts import entry_of
 from oncekey.core.model import LOCAL, RecordId
 from oncekey.core.policy import Policy
 from oncekey.core.scope import scope_of
-from oncekey.engine.fronts import Vault
+from oncekey.engine.fronts import CacheCipher
 from oncekey.engine.operation import Operation
 from oncekey.observe.events import Asked, Consulted, Reserved
 from wsgi import shop as wsgi
@@ -262,7 +262,7 @@ def test_two_servers_share_cached_responses(database: Any, valkey: Valkey) -> No
             engine.check()
             glimpse = drive(engine.store.recall(record_id), engine.driver.run)
             assert engine.identity is not None
-            vault = Vault(SECRET, engine.identity)
+            vault = CacheCipher(SECRET, engine.identity)
         with redis.Redis.from_url(valkey.url) as client:
             name = vault.name("a", record_id)
             wait_until(lambda: client.exists(name))  # nobody waits for that

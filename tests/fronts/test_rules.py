@@ -30,7 +30,7 @@ from oncekey.core.onecommit import WriteKind, WriteTarget
 from oncekey.core.policy import OnExpired, Policy, micros
 from oncekey.core.rulings import rule, rule_finished, rule_held
 from oncekey.engine.actions import Consult
-from oncekey.engine.fronts import GONE, SharedAnswers, Shelf, Vault, check_fronts
+from oncekey.engine.fronts import GONE, CacheCipher, SharedAnswers, SharedCache, check_fronts
 from oncekey.engine.local import BUSY, record_as_claimed
 from oncekey.engine.migrating import identity_of
 from oncekey.testing.claims import OTHER_FINGERPRINT, a_claim, again, answered
@@ -70,13 +70,13 @@ class Box:
 class Clocked:
     """Answers whose reader's clock is in the test's hands."""
 
-    def __init__(self, vault: Vault | None = None) -> None:
+    def __init__(self, vault: CacheCipher | None = None) -> None:
         self.moment = 100.0
         self.clock = StoreClock()
         self.clock.adjust(NOW, NOW, 100.0, 100.0)
         self.box = Box()
-        self.vault = vault or Vault(SECRET, HERE)
-        shelf = Shelf("replay_cache", None, self.vault, clock=self.clock, boot=lambda: self.moment)  # type: ignore[arg-type]
+        self.vault = vault or CacheCipher(SECRET, HERE)
+        shelf = SharedCache("replay_cache", None, self.vault, clock=self.clock, boot=lambda: self.moment)  # type: ignore[arg-type]
         self.answers = SharedAnswers(shelf)
 
     def told(self) -> None:
@@ -117,14 +117,16 @@ def finished(record: Record, **changes: Any) -> Finished:
 # R20, R23, R179: nobody's name is another's, whatever the parts look like
 @given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), min_size=2, max_size=6, unique=True))
 def test_names_are_never_shared(ids: list[tuple[str, str]]) -> None:
-    vault = Vault(SECRET, HERE)
+    vault = CacheCipher(SECRET, HERE)
     names = {vault.name(kind, RecordId(*one)) for one in ids for kind in "ah"}
     assert len(names) == 2 * len(ids)
 
 
 def test_cache_name_hides_the_key_and_depends_on_the_secret() -> None:
     one = RecordId("4:acme5:alice", "tenant:key-of-a-client")
-    vaults = [Vault(secret, place) for secret, place in product((SECRET, b"another secret of it"), (HERE, b"there"))]
+    vaults = [
+        CacheCipher(secret, place) for secret, place in product((SECRET, b"another secret of it"), (HERE, b"there"))
+    ]
     names = {vault.name("a", one) for vault in vaults}
     assert len(names) == 4
     assert not any(word in name for name in names for word in (b"acme", b"alice", b"client"))
@@ -133,7 +135,7 @@ def test_cache_name_hides_the_key_and_depends_on_the_secret() -> None:
 
 # R176: garbage, a cut, another key's value, another installation's, another secret's
 def test_value_sealed_for_another_name_is_rejected() -> None:
-    vault, name = Vault(SECRET, HERE), b"oncekey:a:1"
+    vault, name = CacheCipher(SECRET, HERE), b"oncekey:a:1"
     sealed = vault.seal(name, b"the answer")
     assert vault.unseal(name, sealed) == b"the answer"
     assert b"answer" not in sealed
@@ -142,7 +144,7 @@ def test_value_sealed_for_another_name_is_rejected() -> None:
     wrong += [sealed[:place] + bytes([sealed[place] ^ 1]) + sealed[place + 1 :] for place in range(len(sealed))]
     assert [one for one in wrong if vault.unseal(name, one) is not None] == []
     assert vault.unseal(b"oncekey:a:2", sealed) is None
-    assert Vault(b"another secret of it", HERE).unseal(name, sealed) is None
+    assert CacheCipher(b"another secret of it", HERE).unseal(name, sealed) is None
 
 
 def test_installation_identity_uses_its_first_migrations() -> None:

@@ -68,7 +68,7 @@ def test_a_duplicate_in_flight_is_refused_and_the_first_one_commits_once(driver)
     assert (refused.got, refused.other) == (False, False)
     other, another = locked(driver, a_claim("twice", fingerprint="another"))
     assert (another.got, another.other) == (False, True)
-    assert said(driver, STORE.locks.holder(lock_for(claim))) is Holder.SOMEBODY
+    assert said(driver, STORE.locks.holder(lock_for(claim))) is Holder.UNKNOWN_HOLDER
     assert said(driver, STORE.locks.holder(lock_for(a_claim("twice", fingerprint="another")))) is Holder.OTHER
     for tx in (again, other):
         tx.rollback()

@@ -383,7 +383,7 @@ async def test_a_commit_waits_for_readers_for_longer_than_its_connection_does(pa
     async with desk(path, sqlite3, look_after=0.001) as at:
         claim = a_claim()
         entry, tx = await at.enter(claim)
-        tries, commit = list[int](), SqliteTransaction._say_commit
+        tries, commit = list[int](), SqliteTransaction._send_commit
         reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM effects").fetchall()
@@ -395,7 +395,7 @@ async def test_a_commit_waits_for_readers_for_longer_than_its_connection_does(pa
             commit(tx, connection)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(SqliteTransaction, "_say_commit", trying)
+            patch.setattr(SqliteTransaction, "_send_commit", trying)
             assert await at.finish(claim, entry, tx) is not None
         assert (len(tries), at.effects) == (3, 1)
         reader.close()
@@ -410,7 +410,7 @@ async def test_all_drivers_of_a_process_share_the_writer(path: Path, module: Mod
     async with desk(path, module) as at:
         claim = a_claim()
         _, tx = await at.enter(claim)
-        assert (blocking.is_full, blocking.writer.holder(lock_for(claim))) == (True, Holder.SOMEBODY)
+        assert (blocking.is_full, blocking.writer.holder(lock_for(claim))) == (True, Holder.UNKNOWN_HOLDER)
         with pytest.raises(StoreBusyError, match="of this process"):
             blocking.begin().run(store.locks.locking(lock_for(a_claim()), a_claim()))
         await tx.rollback()
@@ -468,6 +468,6 @@ def test_a_forked_process_does_not_inherit_the_turn(path: Path, module: ModuleTy
         writer = writer_of(str(path))
         os._exit(int(writer.busy or writer.holder(lock_for(claim)) is not Holder.NOBODY))
     assert os.waitpid(child, 0)[1] == 0
-    assert driver.writer.holder(lock_for(claim)) is Holder.SOMEBODY
+    assert driver.writer.holder(lock_for(claim)) is Holder.UNKNOWN_HOLDER
     driver.writer.leave()
     driver.close()

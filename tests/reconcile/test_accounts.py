@@ -10,7 +10,7 @@ from oncekey.core.model import SECOND
 from oncekey.core.resolution import Executed, NotExecuted, Rejected, Undecided
 from oncekey.core.resolvers import Resolvers
 from oncekey.engine import reconcile
-from oncekey.engine.reconcile import Became
+from oncekey.engine.reconcile import EvidenceEffect
 from reconcile.doubts import POLICY, WEBHOOK, a_reconciler, announced, key_of, phased, report
 
 STATES = {"unknown": phased, "in_progress": lambda world: announced(world)[0]}
@@ -37,8 +37,8 @@ async def test_the_downstream_key_takes_precedence_over_provider_ids(world):
     world.advance(SECOND)
     two = phased(world)
     # The newest call has this id, too, and it is another tenant's.
-    assert told(world, two, Undecided(), "account-2", "e1", **both(two, "1001")).became is Became.KEPT
-    assert told(world, one, Executed("one's"), "account-1", "e1", **both(one, "1001")).became is Became.SETTLED
+    assert told(world, two, Undecided(), "account-2", "e1", **both(two, "1001")).became is EvidenceEffect.KEPT
+    assert told(world, one, Executed("one's"), "account-1", "e1", **both(one, "1001")).became is EvidenceEffect.SETTLED
     assert await a_reconciler(world).run_once() == 0
     assert (result_of(world, one), result_of(world, two)) == ('"one\'s"', None)
 
@@ -46,10 +46,10 @@ async def test_the_downstream_key_takes_precedence_over_provider_ids(world):
 async def test_a_provider_id_is_unique_within_its_account(world):
     claim = phased(world)
     told(world, claim, Undecided(), "account-2", "e1", **both(claim, "1001"))
-    assert told(world, claim, Executed(1), "account-1", "e2", provider_id="1001").became is Became.UNCLEAR
+    assert told(world, claim, Executed(1), "account-1", "e2", provider_id="1001").became is EvidenceEffect.UNCLEAR
     assert await a_reconciler(world).run_once() == 0
     assert result_of(world, claim) is None
-    assert told(world, claim, Executed(2), "account-2", "e2", provider_id="1001").became is Became.SETTLED
+    assert told(world, claim, Executed(2), "account-2", "e2", provider_id="1001").became is EvidenceEffect.SETTLED
     assert result_of(world, claim) == "2"
 
 
@@ -59,15 +59,15 @@ async def test_an_ambiguous_provider_id_settles_no_record(world, state):
     one, two = STATES[state](world), STATES[state](world)
     for claim in (one, two):
         told(world, claim, Undecided(), "account-1", key_of(claim), **both(claim, "1001"))
-    assert told(world, one, Executed(1), "account-1", "e9", provider_id="1001").became is Became.UNCLEAR
+    assert told(world, one, Executed(1), "account-1", "e9", provider_id="1001").became is EvidenceEffect.UNCLEAR
     assert await a_reconciler(world).run_once() == 0
     assert (result_of(world, one), result_of(world, two)) == (None, None)
 
 
 def test_a_report_with_an_unknown_id_is_stored(world):
     claim = phased(world)
-    assert told(world, claim, Executed(1), "account-1", "e1", provider_id="77").became is Became.KEPT
-    assert told(world, claim, Executed(1), "account-1", "e2", downstream_key="another").became is Became.KEPT
+    assert told(world, claim, Executed(1), "account-1", "e1", provider_id="77").became is EvidenceEffect.KEPT
+    assert told(world, claim, Executed(1), "account-1", "e2", downstream_key="another").became is EvidenceEffect.KEPT
     assert result_of(world, claim) is None
 
 
@@ -75,7 +75,7 @@ async def test_an_unknown_key_is_not_overridden_by_a_known_id(world):
     claim = phased(world)
     told(world, claim, Undecided(), "account-1", "e1", **both(claim, "1001"))
     names = {"downstream_key": "another", "provider_id": "1001"}
-    assert told(world, claim, Executed(1), "account-1", "e2", **names).became is Became.KEPT
+    assert told(world, claim, Executed(1), "account-1", "e2", **names).became is EvidenceEffect.KEPT
     assert await a_reconciler(world).run_once() == 0
     assert result_of(world, claim) is None
 
@@ -85,8 +85,8 @@ def test_an_identical_event_is_reported_as_repeated(world):
     first = told(world, claim, Undecided(), "account-1", "e1")
     again = told(world, claim, Undecided(), "account-1", "e1")
     assert [(one.became, one.repeated, one.conflict) for one in (first, again)] == [
-        (Became.KEPT, False, False),
-        (Became.KEPT, True, False),
+        (EvidenceEffect.KEPT, False, False),
+        (EvidenceEffect.KEPT, True, False),
     ]
 
 
@@ -94,17 +94,17 @@ def test_a_reused_event_id_is_a_conflicting_report(world):
     claim = phased(world)
     told(world, claim, Undecided(), "account-1", "e1")
     second = told(world, claim, Executed("done"), "account-1", "e1")
-    assert (second.became, second.repeated, second.conflict) == (Became.SETTLED, False, True)
+    assert (second.became, second.repeated, second.conflict) == (EvidenceEffect.SETTLED, False, True)
     again = told(world, claim, Executed("done"), "account-1", "e1")
-    assert (again.became, again.repeated) == (Became.AGREES, True)
+    assert (again.became, again.repeated) == (EvidenceEffect.AGREES, True)
     assert len(world.go(world.store.survey.reports_about((key_of(claim),), ()))) == 2
 
 
 @pytest.mark.parametrize("second", [Rejected("no"), NotExecuted(closed=True)])
 def test_one_event_id_may_settle_two_calls(world, second):
     one, two = phased(world), phased(world)
-    assert told(world, one, Executed("one's"), "account-1", "e1").became is Became.SETTLED
-    assert told(world, two, second, "account-1", "e1").became is Became.SETTLED
+    assert told(world, one, Executed("one's"), "account-1", "e1").became is EvidenceEffect.SETTLED
+    assert told(world, two, second, "account-1", "e1").became is EvidenceEffect.SETTLED
     assert result_of(world, one) == '"one\'s"'
     assert "one's" not in str(result_of(world, two))
 

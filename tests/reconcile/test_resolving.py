@@ -16,7 +16,7 @@ from oncekey.core.resolvers import Executed, NotExecuted, Rejected, Resolvers, U
 from oncekey.core.topics import Reply
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate, reconcile
-from oncekey.engine.reconcile import Became, EvidenceTarget
+from oncekey.engine.reconcile import EvidenceEffect, EvidenceTarget
 from oncekey.testing.claims import LEASE, a_claim, again, answered
 from reconcile.doubts import (
     CALL,
@@ -251,7 +251,7 @@ async def test_the_response_is_built_from_the_webhooks_object(world, kind):  # R
 
     resolvers, asked = resolving(Undecided(), answer=answer)
     received = receive(world, claim, Executed({"id": "ch_1"}), resolvers=resolvers)
-    assert received.became is Became.SETTLED
+    assert received.became is EvidenceEffect.SETTLED
     record = world.record(claim.id)
     payload = {"amount": 7} if kind == "outbox" else None
     assert json.loads(record.response.body) == {"charge": "ch_1", "payload": payload, "key": key_of(claim)}
@@ -263,7 +263,7 @@ async def test_an_early_webhook_settles_an_inline_call_later(world):  # U3, F36
     claim = a_claim(effects=Effects.INLINE, recovery=Recovery.UNKNOWN, operation="pay")
     lease = world.owned(claim)
     resolvers, asked = resolving(Undecided())
-    assert receive(world, claim, Executed(Reply(201, {"id": 1})), resolvers=resolvers).became is Became.KEPT
+    assert receive(world, claim, Executed(Reply(201, {"id": 1})), resolvers=resolvers).became is EvidenceEffect.KEPT
     assert world.settle(lease, Doubtful("time_out")).ours
     assert await a_reconciler(world, resolvers).run_once() == 1
     assert (world.record(claim.id).state, asked) == (State.COMPLETED, [])
@@ -272,7 +272,7 @@ async def test_an_early_webhook_settles_an_inline_call_later(world):  # U3, F36
 async def test_evidence_of_an_earlier_call_is_not_applied(world):  # F1
     claim = phased(world)
     receive(world, claim, Undecided("pending"), "evt_0")
-    assert receive(world, claim, Executed({"id": "ch_old"}), provider_id="nobody").became is Became.KEPT
+    assert receive(world, claim, Executed({"id": "ch_old"}), provider_id="nobody").became is EvidenceEffect.KEPT
     world.advance(SECOND)
     other = phased(world)
     assert await a_reconciler(world).run_once() == 0
@@ -304,7 +304,7 @@ async def test_a_concurrent_state_change_keeps_the_webhook_as_evidence(world):  
     claim, taken = taken_up(world)
     resolvers, _ = resolving(Undecided(), answer=lambda _, charge: Reply(201, {"made_of": charge["id"]}))
     world.before("operate", lambda: parked(world, taken))
-    assert receive(world, claim, Executed({"id": "ch_1"}), resolvers=resolvers).became is Became.KEPT
+    assert receive(world, claim, Executed({"id": "ch_1"}), resolvers=resolvers).became is EvidenceEffect.KEPT
     assert world.record(claim.id).state is State.IN_PROGRESS  # whoever only looks moves nothing
     world._before.clear()
     parked(world, taken)

@@ -308,7 +308,7 @@ def test_aside_flows_run_one_at_a_time(runtime: ThreadRuntime) -> None:
     assert most == 1
 
 
-# Beside the requests
+# Next to the requests
 
 
 @contextmanager

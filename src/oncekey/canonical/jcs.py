@@ -340,11 +340,11 @@ def _decoder(
     big_ints: BigInts,
     *,
     long_digits: bool = False,
-    hears_members: bool = True,
+    checks_members: bool = True,
     fraction: Callable[[str], object] | None = None,
 ) -> json.JSONDecoder:
     return json.JSONDecoder(
-        object_pairs_hook=_members if hears_members else None,
+        object_pairs_hook=_members if checks_members else None,
         parse_float=fraction or partial(_fraction, big_ints=big_ints),
         parse_int=partial(_big_integer, big_ints=big_ints) if long_digits else None,
         parse_constant=_refuse_constant,
@@ -357,7 +357,7 @@ _CAREFUL: Final = {big_ints: _decoder(big_ints, long_digits=True) for big_ints i
 
 def _scanner(big_ints: BigInts) -> tuple[Callable[[str, int], tuple[object, int]], bytes]:
     """The parser of the fast path, and the run of digits that excludes a text from it."""
-    decoder = _decoder(big_ints, hears_members=False, fraction=partial(_marked_fraction, big_ints=big_ints))
+    decoder = _decoder(big_ints, checks_members=False, fraction=partial(_marked_fraction, big_ints=big_ints))
     scan = vars(decoder)["scan_once"]  # it is documented only in the source, so type checkers reject it
     return scan, _LONG_DIGITS[big_ints]
 

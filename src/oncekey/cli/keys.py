@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_KEY: Final = "no such key"
-NOT_TOLD: Final = (
+CACHE_NOT_CLEARED: Final = (
     "the replay cache did not respond, so it may replay the old response until its `life` ends; bust continues"
 )
 App = Annotated[
@@ -347,7 +347,7 @@ def bust(
 
     async def first(engine: AsyncEngine, record_id: RecordId) -> None:
         if cache is not None and not await _forgotten(engine, cache, record_id):
-            typer.echo(f"oncekey: {NOT_TOLD}", err=True)
+            typer.echo(f"oncekey: {CACHE_NOT_CLEARED}", err=True)
 
     _act(RecordOptions(store, key, whose), command, by, first=first, verbose=verbose, json_wanted=as_json)
 
@@ -459,7 +459,7 @@ def _one(found: T | options.Several | Forbidden, key: str, *, json_wanted: bool)
 async def known_of(
     engine: AsyncEngine, record_id: RecordId, calls: tuple[str, ...] = (), app: str | None = None
 ) -> keys_show.RecordView | Forbidden:
-    """A key with its record, and the name and last result of its call."""
+    """A key with its record, its audit, and the name and last result of its call."""
     number = lock_number(_SCHEMA, record_id, options.secret())
     sight = await adrive(operate.inspect(engine.store, record_id, number), engine.driver.run)
     if sight.snapshot.record is None and not sight.busy:
@@ -468,14 +468,17 @@ async def known_of(
     record = sight.snapshot.record
     if record is None:
         return keys_show.RecordView(sight)
+    audit: tuple[AuditEntry, ...] = ()
+    if record.last_error is not None and engine.store.audit is not None:
+        audit = await adrive(operate.history_of(engine.store, record_id), engine.driver.run)
     if record.effects is Effects.INLINE:
         calls = (*calls, *(await options.called(engine, app)).get(record.operation, ()))
     by_hand = record.memo[-1].name if record.memo and record.memo[-1].by_hand else None
     phase = by_hand if record.intent is None else record.intent.phase
     if phase is None or record.effects is not Effects.PHASED:
-        return keys_show.RecordView(sight, calls=calls)
+        return keys_show.RecordView(sight, calls=calls, audit=audit)
     last = await adrive(operate.operations_of(engine.store).last_result(record.operation, phase), engine.driver.run)
-    return keys_show.RecordView(sight, last, calls)
+    return keys_show.RecordView(sight, last, calls, audit)
 
 
 async def _list(

@@ -19,7 +19,7 @@ from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import shown_scope
 from oncekey.frameworks.resources import describe, in_flight
-from oncekey.ops.explain_retry import downstream_keys, meaning, prospect, purpose, why
+from oncekey.ops.explain_retry import downstream_keys, expires, meaning, prospect, purpose, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +50,7 @@ class RecordView:
     """The result of the same call the last time a request made it, under any key."""
     calls: tuple[str, ...] = ()
     """The names of the calls of an INLINE handler, which does not announce them."""
+    audit: tuple[AuditEntry, ...] = ()
 
 
 def line_of(record: Record, now: Instant) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def shown(known: RecordView, key: str) -> dict[str, Any]:
     return {
         **describe(record),
         "means": meaning(record, now),
-        "why": why(record),
+        "why": why(record, known.audit),
         "scope": record.id.scope,
         "effects": record.effects.value,
         "recovery": record.recovery.value,
@@ -139,11 +140,16 @@ def record_lines(known: RecordView, shape: dict[str, Any], *, verbose: bool) -> 
             yield f"  {line}" if line else ""
         yield ""
         brief = [("key", record.id.key), ("whose", shown_scope(record.id.scope))]
-        brief += [(name.replace("_", " "), shape[name]) for name in _BRIEF if shape[name] is not None]
+        brief += [(name.replace("_", " "), shape[name]) for name in _BRIEF if _is_shown(name, shape, record)]
         yield from pairs(brief)
     if verbose:
-        there = [(name.replace("_", " "), _text(value)) for name, value in shape.items() if value not in (None, [], {})]
-        yield from ("", *pairs(there))
+        names = [name for name, value in shape.items() if value not in ([], {}) and _is_shown(name, shape, record)]
+        yield from ("", *pairs([(name.replace("_", " "), _text(shape[name])) for name in names]))
+
+
+def _is_shown(name: str, shape: dict[str, Any], record: Record | None) -> bool:
+    """Whether a field has a value that applies to the record: not every record expires."""
+    return shape[name] is not None and (name != "expires_at" or (record is not None and expires(record)))
 
 
 def _advice(known: RecordView, record: Record, now: Instant, shape: dict[str, Any]) -> Iterator[str]:
@@ -162,7 +168,8 @@ def _advice(known: RecordView, record: Record, now: Instant, shape: dict[str, An
         if one.order is Order.NOT_EXECUTED and one.row in released:
             continue  # no call is open, so this command does the same as a release
         yield ""
-        yield f"{purpose(one.order, record)}:"
+        fill_in = ", with the values from the provider instead of <…>" if one.order is Order.EXECUTED and result else ""
+        yield f"{purpose(one.order, record)}{fill_in}:"
         yield from (f"  {line}" for line in broken(command_of(one, record, result), indent=6))
         if one.note:
             yield f"  {one.note}"

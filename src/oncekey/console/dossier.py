@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 from oncekey.console.orders import FOR_LETTERS, Words, refusal_of, runbook_of, words_of
 from oncekey.core.enclosing import shown_text
 from oncekey.core.envelopes import described, key_of_answer, key_of_text
-from oncekey.core.guards import is_plain
 from oncekey.core.memo import decode
 from oncekey.core.model import Effects, Instant, MemoEntry, Outcome, Record, RecordId, State, StoredResponse
 from oncekey.core.operate import PROVIDER_LAG, Forbidden, Move, Order, Possibility, believed_from, possible, refusals
@@ -21,7 +20,7 @@ from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Actor, AuditEntry, Trigger
 from oncekey.engine.operate import operations_of, survey_of
 from oncekey.engine.request import look
-from oncekey.ops.explain_retry import WHY, downstream_keys, meaning, prospect, why
+from oncekey.ops.explain_retry import WHY, downstream_keys, expires, meaning, prospect, why
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -134,7 +133,7 @@ class Dossier:
     @property
     def why(self) -> str | None:
         """Why it is not completed."""
-        return why(self.record)
+        return why(self.record, self.lines)
 
     @property
     def retry(self) -> str:
@@ -163,9 +162,8 @@ class Dossier:
 
     @property
     def expires(self) -> bool:
-        """Whether the record expires: an unfinished one does not, unless a retry would start from the beginning."""
-        retryable = self.record.state is State.FAILED_RETRYABLE
-        return self.record.state in {State.COMPLETED, State.EXPIRED} or (retryable and is_plain(self.record))
+        """Whether the record expires."""
+        return expires(self.record)
 
     @property
     def references(self) -> dict[str, str]:

@@ -92,10 +92,10 @@ def replay(
         kept: Headers = () if stored is None else stored.headers
         lost = refuse(Refuse(Code.RESPONSE_NOT_STORED), policy, fault_id=fault_id, trace_id=trace_id)
         return _tombstone(lost, verdict, kept, marked, status_url)
-    headers, caching_said = list(stored.headers), False
+    headers, has_cache_control = list(stored.headers), False
     for name, _ in stored.headers:
-        caching_said = caching_said or name.lower() == b"cache-control"
-    if not caching_said:
+        has_cache_control = has_cache_control or name.lower() == b"cache-control"
+    if not has_cache_control:
         headers.append(_NO_STORE)
     if stored.status not in _WITHOUT_CONTENT:
         headers.append((b"content-length", b"%d" % len(stored.body)))

@@ -175,14 +175,14 @@ def rule_delivering(seen: Snapshot, lease: Lease) -> Making:
     return Making.DELIVER if isinstance(row, Transition) else Making.NOTHING
 
 
-def said_before(record: Record | None, lease: Lease, settlement: Completed) -> bool:
+def is_stored(record: Record | None, lease: Lease, settlement: Completed) -> bool:
     """Whether the record already has this response: this worker delivered it, and the reply was lost."""
     if record is None or not is_owned(record, lease):
         return False
     return record.state is State.COMPLETED and record.response == settlement.response
 
 
-def what_became(record: Record | None, *, buried: bool, waiting: bool) -> Postponed | Parked | None:
+def ending_of_lost(record: Record | None, *, buried: bool, waiting: bool) -> Postponed | Parked | None:
     """How this worker gave up a parcel that it no longer holds; None if another worker did."""
     if record is None:
         return None

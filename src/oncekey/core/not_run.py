@@ -74,7 +74,7 @@ class ExecutionFailedError(NotRunError):
     """The function was run and failed for good, or could not finish; the log of that run has the reason."""
 
 
-_SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = MappingProxyType(
+_ERRORS: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = MappingProxyType(
     {
         Code.KEY_MISSING: (KeyMalformedError, "it has no key"),
         Code.KEY_MALFORMED: (KeyMalformedError, "its key is malformed"),
@@ -102,7 +102,7 @@ _SAID: Final[Mapping[Code, tuple[Callable[[str], OncekeyError], str]]] = Mapping
 def error_of(refusal: Refuse, policy: Policy, operation: str) -> OncekeyError:
     """The exception that is raised to the caller of a function."""
     code = refusal.code
-    kind, sentence = _SAID[code]
+    kind, sentence = _ERRORS[code]
     message = f"{operation}: {refusal.detail or sentence}"
     wait = wait_of(refusal, policy) if PROBLEMS[code].waiting_helps else None
     if kind is InProgressError:

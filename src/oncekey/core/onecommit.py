@@ -42,7 +42,7 @@ class Holder(StrEnum):
 
     NOBODY = "nobody"
     OTHER = "other"
-    SOMEBODY = "somebody"
+    UNKNOWN_HOLDER = "somebody"
     """The same request, or a holder without a mark: one of an older version, or one that is just ending."""
 
 

@@ -197,7 +197,7 @@ _PHASED_ANSWER: Final = (
 )
 _ONLY_PHASED: Final = "--result is only for PHASED: for this record, give the response with --status and --body"
 _NO_ANSWER: Final = "give the response that clients will receive: --status, and --body if it has one"
-_SAYS_NOTHING: Final = (
+_RELEASE_SETTLES_NOTHING: Final = (
     "a call may have been made, and a release does not settle it: check with the provider, then run "
     "`oncekey keys resolve`"
 )
@@ -367,7 +367,7 @@ def _judged(
     row = find_transition(trigger, command.actor, facts)
     if isinstance(row, Illegal):
         silent = command.order is Order.RELEASE and trigger is Trigger.NOT_EXECUTED
-        why = _SAYS_NOTHING if silent else _in_words(command.order, trigger, facts, command.lag)
+        why = _RELEASE_SETTLES_NOTHING if silent else _in_words(command.order, trigger, facts, command.lag)
         return Forbidden(why, rule=row.why)
     deferred = [one for one in parcels if one.kind is ParcelKind.DEFER]
     letter = next((one.id for one in deferred if one.dead), None)

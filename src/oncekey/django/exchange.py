@@ -58,8 +58,8 @@ class BufferedRequest:
         self.token: str = meta.get("HTTP_AUTHORIZATION", "")
         self.query: str = meta.get("QUERY_STRING", "")
         self.trace_id = trace_id_of(meta.get("HTTP_TRACEPARENT"))
-        whence = getattr(request, "environ", None) or getattr(request, "scope", {})
-        self.resumption: Resumption | None = whence.get(RESUMPTION)
+        source = getattr(request, "environ", None) or getattr(request, "scope", {})
+        self.resumption: Resumption | None = source.get(RESUMPTION)
         if self.resumption is not None:
             # A worker has no CSRF token, and no browser sent its request. Django's test client sets this, too.
             request._dont_enforce_csrf_checks = True  # noqa: SLF001

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from oncekey.engine import notifying
     from oncekey.engine.actions import Life
     from oncekey.engine.claiming import ClaimInput
-    from oncekey.engine.fronts import Beside
+    from oncekey.engine.fronts import RouteFronts
     from oncekey.engine.run import Run, Site
     from oncekey.ports.store import Asker, Locks, Store
 else:
@@ -140,7 +140,7 @@ def recall(site: Site, claim_input: ClaimInput, policy: Policy, asker: Asker) ->
     return replayed(found_answer, policy, asker)
 
 
-def _ask_front_first(run: Run, front: Beside) -> Life[Verdict]:
+def _ask_front_first(run: Run, front: RouteFronts) -> Life[Verdict]:
     """Read the front, then the store if the front has no verdict; pass the store's verdict to the front."""
     try:
         known = yield from front.find(run)
@@ -155,7 +155,7 @@ def _ask_front_first(run: Run, front: Beside) -> Life[Verdict]:
     return verdict
 
 
-def _note_in_front(run: Run, front: Beside) -> Life[None]:
+def _note_in_front(run: Run, front: RouteFronts) -> Life[None]:
     """Note in the front that the operation is in progress, for its duplicates."""
     try:
         yield from front.hold(run)

@@ -86,7 +86,7 @@ class Answering(Protocol):
         """Remove a response; False if it may still be sent until its life ends."""
 
 
-class Vault:
+class CacheCipher:
     """Names and seals the copies of one installation, with one secret."""
 
     __slots__ = ("_aead", "_identity", "_names", "_seals")
@@ -132,14 +132,14 @@ def _aead() -> Any:  # noqa: ANN401  (cryptography's, which is optional)
     return AESGCM
 
 
-class Shelf:
+class SharedCache:
     """The copies of one kind in a shared front, with the clock of the store that they came from."""
 
     def __init__(
         self,
         setting: str,
         line: FrontConnection,
-        vault: Vault,
+        vault: CacheCipher,
         *,
         clock: StoreClock,
         boot: Callable[[], float],
@@ -199,7 +199,7 @@ class Shelf:
 class SharedAnswers:
     """Finished responses in a front that several processes share."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: SharedCache) -> None:
         self.shelf = shelf
 
     def find(self, asked: Claim | ClaimInput, policy: Policy) -> Life[Replay | Refuse | None]:
@@ -244,7 +244,7 @@ class SharedAnswers:
 class Holds:
     """Keys in progress, in a front that several processes share: duplicates are refused without reading the store."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: SharedCache) -> None:
         self.shelf = shelf
 
     def find(self, asked: Claim) -> Life[Refuse | None]:
@@ -287,7 +287,7 @@ class Holds:
         yield Consult(self.shelf.line, (Command(DROP, name),))
 
 
-class Beside:
+class RouteFronts:
     """The fronts of one route, for one request."""
 
     __slots__ = ("_answers", "_fronts", "_holds", "_policy", "moment")
@@ -368,7 +368,7 @@ class Fronts:
         self._connect = connect
         self._memory: Answers | None = None
         self._clock = StoreClock()
-        self._routes: dict[int, tuple[Enrolment, Beside | None]] = {}
+        self._routes: dict[int, tuple[Enrolment, RouteFronts | None]] = {}
         self._caches: dict[int, tuple[Policy, Answering | None]] = {}
 
     def anew(self) -> Fronts:
@@ -402,7 +402,7 @@ class Fronts:
             certain = answers is not None and (yield from answers.forget(record_id)) and certain
         return certain
 
-    def of(self, enrolment: Enrolment) -> Beside | None:
+    def of(self, enrolment: Enrolment) -> RouteFronts | None:
         """The fronts for an operation, if it has any."""
         found = self._routes.get(id(enrolment))
         if found is None or (found[1] is None and self.identity is not None):
@@ -416,14 +416,14 @@ class Fronts:
             found = self._caches[id(policy)] = policy, self._answering(policy)
         return found[1]
 
-    def _beside(self, enrolment: Enrolment) -> Beside | None:
+    def _beside(self, enrolment: Enrolment) -> RouteFronts | None:
         policy, holds = enrolment.policy, None
         # A waiting request polls the store; a route with limits counts each request there; and the 202 of an OUTBOX
         # request comes from its record.
         if not (policy.on_in_progress is InProgress.WAIT or enrolment.limited or enrolment.effects is Effects.OUTBOX):
             holds = self._holding(policy)
         answers = self.answers(policy)
-        return None if answers is None and holds is None else Beside(self, policy, answers, holds)
+        return None if answers is None and holds is None else RouteFronts(self, policy, answers, holds)
 
     def _answering(self, policy: Policy) -> Answering | None:
         front = policy.replay_cache
@@ -439,12 +439,12 @@ class Fronts:
         shelf = None if policy.lock_hint is None else self._shelf("lock_hint", policy.lock_hint, policy)
         return None if shelf is None else Holds(shelf)
 
-    def _shelf(self, setting: str, front: Front, policy: Policy) -> Shelf | None:
+    def _shelf(self, setting: str, front: Front, policy: Policy) -> SharedCache | None:
         if self.identity is None or policy.secret is None:
             return None
-        vault = Vault(policy.secret, self.identity)
+        vault = CacheCipher(policy.secret, self.identity)
         line = self._line(front)
-        return Shelf(setting, line, vault, clock=self._clock, boot=self.moment, notify=self.notify)
+        return SharedCache(setting, line, vault, clock=self._clock, boot=self.moment, notify=self.notify)
 
     def _line(self, front: Front) -> FrontConnection:
         assert self._connect is not None

@@ -128,7 +128,7 @@ def peek(records: Inspect, locks: Locks, lock: Lock, claim: Claim, policy: Polic
     match holder:
         case Holder.NOBODY:
             return None
-        case Holder.SOMEBODY:
+        case Holder.UNKNOWN_HOLDER:
             return BUSY
         case Holder.OTHER:
             # A record may have been committed after the first read and before the holder was read.

@@ -55,7 +55,7 @@ _ANOTHER_LIFE = "the key has expired and was used again since then"
 _ANOTHER_CALL = "a different call is open now"
 
 
-class Became(StrEnum):
+class EvidenceEffect(StrEnum):
     """The effect of evidence on its record."""
 
     SETTLED = "settled"
@@ -84,7 +84,7 @@ class EvidenceTarget:
 class Received:
     """The result of a message. `repeated`: it was received before; `conflict`: another message has its event id."""
 
-    became: Became
+    became: EvidenceEffect
     target: EvidenceTarget | None = None
     repeated: bool = False
     conflict: bool = False
@@ -158,11 +158,11 @@ def receive(
         evidence, new = yield from reconcile_of(store).add(replace(report, event_id=f"{report.event_id}#{digest}"))
     target = yield from target_of(store, report, resolvers.inline_calls, name=True)
     if evidence.verdict is not None:
-        became = _became(evidence.verdict)
+        became = _effect_of(evidence.verdict)
     elif isinstance(target, EvidenceTarget):
         became = yield from apply(store, evidence, target, mover, policy_of, resolvers, notify=notify)
     else:
-        became = Became.KEPT if target is None else Became.UNCLEAR
+        became = EvidenceEffect.KEPT if target is None else EvidenceEffect.UNCLEAR
     about = target if isinstance(target, EvidenceTarget) else None
     return Received(became, about, repeated=not new, conflict=conflict)
 
@@ -180,25 +180,25 @@ def apply(  # noqa: PLR0917  (what, about what, who, and by which rules)
     resolvers: Resolvers,
     *,
     notify: Notify | None = None,
-) -> Flow[Became]:
+) -> Flow[EvidenceEffect]:
     """Settle a record by evidence, or compare the two; a settled record is never changed."""
     resolution = from_text(evidence.report.resolution)
     if isinstance(resolution, Undecided):
-        return Became.KEPT
+        return EvidenceEffect.KEPT
     shaped = yield from _shaped(store, resolution, target, resolvers)
     if shaped is not None:
         why = f"{evidence.report.source} {evidence.report.event_id}"
         done = yield from settle(store, target, shaped, mover, policy_of, why=why, notify=notify)
         if isinstance(done, Moved):
             yield from reconcile_of(store).store_verdict(evidence, EvidenceVerdict.SETTLED)
-            return Became.SETTLED
+            return EvidenceEffect.SETTLED
     verdict = yield from compared(store, target, resolution)
     if verdict is None:
-        return Became.KEPT
+        return EvidenceEffect.KEPT
     yield from reconcile_of(store).store_verdict(evidence, verdict)
     if notify is not None and verdict is EvidenceVerdict.CONTRADICTS:
         notify(Contradicted(About(target.phase, None, target.id, target.incarnation), evidence.report.source))
-    return _became(verdict)
+    return _effect_of(verdict)
 
 
 def payload_of(store: Store, record: Record) -> Flow[Any]:
@@ -253,8 +253,8 @@ def _outcome(resolution: Resolution) -> Outcome | None:
             assert_never(resolution)
 
 
-def _became(verdict: EvidenceVerdict) -> Became:
-    return {EvidenceVerdict.SETTLED: Became.AGREES}.get(verdict) or Became(verdict.value)
+def _effect_of(verdict: EvidenceVerdict) -> EvidenceEffect:
+    return {EvidenceVerdict.SETTLED: EvidenceEffect.AGREES}.get(verdict) or EvidenceEffect(verdict.value)
 
 
 def target_of(

@@ -10,6 +10,7 @@ from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, StoreE
 from oncekey.core.guards import Facts
 from oncekey.core.model import Code, Lease, Proceed, Refuse, Replay, Retryable, State
 from oncekey.core.rulings import (
+    FAILED_BY_LEASE,
     LEASE_RAN_OUT,
     ClaimAgain,
     MarkUnknown,
@@ -49,6 +50,7 @@ LOSSES = 3
 
 _WITHOUT_ROW = (Situation.ABSENT, Situation.EXPIRED)
 COMMIT_LOST = "commit_reply_lost"
+RETRYABLE = "retryable"
 NO_OUTBOX = "parcels need a store with an outbox: `oncekey stores` lists them"
 
 
@@ -129,7 +131,15 @@ def resume(store: Store, claim: Claim, policy: Policy) -> Flow[Verdict]:
 
 
 def _taken(seen: Record, claim: Claim, policy: Policy, actor: Actor = Actor.REQUESTER) -> Note | None:
-    return _note(seen, State.IN_PROGRESS, Trigger.TAKE_OVER, claim, policy, seen.last_error or LEASE_RAN_OUT, actor)
+    """The audit line about a take-over.
+
+    An expired lease is its reason only while the record is in progress. A retryable record with that error has been
+    swept or settled since, which has a separate line.
+    """
+    why = seen.last_error or LEASE_RAN_OUT
+    if seen.state is State.FAILED_RETRYABLE and why in {LEASE_RAN_OUT, FAILED_BY_LEASE}:
+        why = RETRYABLE
+    return _note(seen, State.IN_PROGRESS, Trigger.TAKE_OVER, claim, policy, why, actor)
 
 
 def _note(  # noqa: PLR0917  (a line of the audit reads by position)

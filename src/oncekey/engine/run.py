@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from oncekey.engine import notifying, phases
     from oncekey.engine.actions import Life, Tx
     from oncekey.engine.enrolment import Enrolment
-    from oncekey.engine.fronts import Beside, Fronts
+    from oncekey.engine.fronts import Fronts, RouteFronts
     from oncekey.engine.local import LockHeld
     from oncekey.observe.events import Notify
     from oncekey.ports.store import Asker, Pulse, Store
@@ -214,7 +214,7 @@ class Run:
         self.notifier: notifying.Notifier | None = None
         """Reports this operation to the observers, if there are any."""
         fronts = site.fronts() if enrolment.fronted and not resumed else None
-        self.front: Beside | None = None if fronts is None else fronts.of(enrolment)
+        self.front: RouteFronts | None = None if fronts is None else fronts.of(enrolment)
         """The front that is read before the store."""
         if site.notify is not None:
             self.notifier = notifying.Notifier(site.notify, claim, site.clock, resumed=resumed)

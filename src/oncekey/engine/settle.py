@@ -153,7 +153,7 @@ def _together(run: Run, tx: Tx, settlement: Settlement) -> Life[Answer | None]:
         _note_stored(run, ended.value, settlement)
         return None
     if one_commit is None:
-        return _record_says(run, ended.value)
+        return _response_of_record(run, ended.value)
     log.warning("oncekey: another owner stored a response first (digest %s)", _digest(run))
     return (yield from _answer_of_record(run)) or refused(run, local.BUSY)
 
@@ -237,7 +237,7 @@ def _settle_claimed_alone(run: Run, settlement: Settlement) -> Life[Answer | Non
     yield from _keep_refused_answer(run, lease, settlement)
     if settled.snapshot.record is None and not (run.enrolment.transactional or _did_nothing(run, settlement)):
         return in_doubt(run)  # the record is gone, but outside effects may remain
-    return _record_says(run, settled)
+    return _response_of_record(run, settled)
 
 
 def _keep_refused_answer(run: Run, lease: Lease, settlement: Settlement) -> Flow[None]:
@@ -296,7 +296,7 @@ def _lost_commit(run: Run) -> Life[Answer | None]:
             store, patience = run.store, run.policy.deadline.total_seconds()
             yield Later(lambda: request.settle_lost_commit(store, lease), patience)
         return in_doubt(run)
-    return refused(run, UNAVAILABLE) if settled.ours else _record_says(run, settled)
+    return refused(run, UNAVAILABLE) if settled.ours else _response_of_record(run, settled)
 
 
 def _answer_of_record(run: Run) -> Life[Answer | None]:
@@ -347,7 +347,7 @@ def _is_untouched(settled: Settled, lease: Lease) -> bool:
     return record is not None and (record.state, record.incarnation, record.fence) == mine
 
 
-def _record_says(run: Run, settled: Settled) -> Answer:
+def _response_of_record(run: Run, settled: Settled) -> Answer:
     assert run.lease is not None
     log.warning("oncekey: a settlement was refused: the key has another owner (digest %s)", _digest(run))
     return answer_to(run, answer_from(settled.snapshot, run.lease))

@@ -22,7 +22,7 @@ from oncekey.core.resolvers import Resolvers, Sighting, to_text
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import reconcile
 from oncekey.engine.notifying import notify_failure
-from oncekey.engine.reconcile import Became, Received
+from oncekey.engine.reconcile import EvidenceEffect, Received
 from oncekey.frameworks.blocking import TOO_LARGE
 from oncekey.frameworks.wsgi import lines_of, read
 from oncekey.observe.events import Messaged, Notify
@@ -215,20 +215,20 @@ class WebhookReceiver:
         if received.conflict and not received.repeated:
             log.error("oncekey: %s used event id %r for two different messages; both are kept", who, report.event_id)
         match received.became:
-            case Became.CONTRADICTS:
+            case EvidenceEffect.CONTRADICTS:
                 log.error("oncekey: %s contradicts the record with digest %s; the record is not changed", who, digest)
                 return WebhookReply(200, "Stored; it contradicts the record.")
-            case Became.SETTLED:
+            case EvidenceEffect.SETTLED:
                 log.info("oncekey: %s settled the record with digest %s", who, digest)
                 return WebhookReply(200, "Settled.")
-            case Became.AGREES:
+            case EvidenceEffect.AGREES:
                 return WebhookReply(200, "Known.")
-            case Became.UNCLEAR:
+            case EvidenceEffect.UNCLEAR:
                 log.error(
                     "oncekey: %s: event %r may be about several calls; an operator must decide", who, report.event_id
                 )
                 return WebhookReply(200, "Stored; it may be about several calls.")
-            case Became.KEPT:
+            case EvidenceEffect.KEPT:
                 return WebhookReply(200, "Kept.")
 
 

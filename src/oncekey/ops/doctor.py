@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 
 DAY: Final = 24 * HOUR
-SKEW_WORTH_SAYING: Final = 5 * SECOND
+REPORTED_SKEW: Final = 5 * SECOND
 MANY_ROWS: Final = 10_000
 LATE: Final = 5 * MINUTE
 """How long something may be due before it is late."""
@@ -164,7 +164,7 @@ def clock(store: Instant, before: Instant, after: Instant) -> Finding:
             "sweeper and reaper pause, and a jump longer than a key's ttl breaks the guarantee (A3)",
             "synchronise both clocks with NTP; after a clock was wrong, reap nothing for one ttl",
         )
-    if apart > SKEW_WORTH_SAYING:
+    if apart > REPORTED_SKEW:
         return Finding(Level.WARNING, "clock", seen, "leases use the store's clock", "synchronise both with NTP")
     return Finding(Level.OK, "clock", seen)
 
@@ -350,8 +350,7 @@ def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
             "resumable",
             limits.resumable,
             "work was started and not resumed: it needs a client's retry or a completer",
-            "run `oncekey worker --app ...`; if one runs, its log names each request that the application refuses; "
-            "see `oncekey keys list --state failed_retryable --effects phased`",
+            "run `oncekey worker --app ...`; the log of a running one names each request that the application refuses",
         ),
         (
             "expired",

@@ -5,16 +5,20 @@ The effect of a retry follows RULINGS: operators see it before and after each ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from oncekey.canonical.digests import downstream_key
 from oncekey.core.answers import is_accepted
-from oncekey.core.guards import Facts, Guard
+from oncekey.core.guards import Facts, Guard, is_plain
 from oncekey.core.model import Effects, Instant, Outcome, Record, State, moment
 from oncekey.core.operate import Order
 from oncekey.core.rulings import Situation, situate
+from oncekey.core.transitions import Actor, Trigger
+
+if TYPE_CHECKING:
+    from oncekey.core.transitions import AuditEntry
 
 WHY: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -33,6 +37,7 @@ WHY: Final[Mapping[str, str]] = MappingProxyType(
         "response_incomplete": "its response was cut off",
         "result_not_storable": "the result of the call could not be stored",
         "result_not_valid": "the stored result of the call does not match the handler's result=",
+        "retryable": "it was free to be retried",
         "rolled_back_by_handler": "its handler rolled back its own rows",
         "stopped": "its process was stopped",
         "unknown_recovery_point": "its last step does not exist in this version",
@@ -41,10 +46,41 @@ WHY: Final[Mapping[str, str]] = MappingProxyType(
 """Error codes as text."""
 
 
-def why(record: Record) -> str | None:
-    """Why the record is not completed, in a sentence; error codes of the application are shown unchanged."""
+_SETTLED: Final[Mapping[Trigger, str]] = MappingProxyType(
+    {
+        Trigger.EXECUTED: "recorded the outcome of its call",
+        Trigger.NOT_EXECUTED: "released it: it was not executed",
+        Trigger.REPLACE: "replaced the result of its call",
+        Trigger.DLQ_RETRY: "returned its call to the outbox",
+    }
+)
+"""The moves that settle a record from outside. They leave the error of its last run in the record."""
+
+
+def why(record: Record, audit: Sequence[AuditEntry] = ()) -> str | None:
+    """Why the record is not completed, in a sentence; error codes of the application are shown unchanged.
+
+    With the audit of the key, a record that was settled since its last run is explained by that.
+    """
     code = record.last_error
+    settled = audit[-1] if audit else None
+    if code is not None and settled is not None and _is_of(settled, record):
+        note = settled.note
+        return f"{note.who if note.actor is Actor.OPERATOR else f'a {note.actor}'} {_SETTLED[note.trigger]}"
     return None if code is None else WHY.get(code, code.replace("status_", "its handler returned "))
+
+
+def _is_of(entry: AuditEntry, record: Record) -> bool:
+    """Whether this line of the audit settled the record, and no owner has run since."""
+    note = entry.note
+    current = (note.incarnation, note.to) == (record.incarnation, record.state)
+    return current and note.trigger in _SETTLED and entry.at >= record.last_run_at
+
+
+def expires(record: Record) -> bool:
+    """Whether the record expires: an unfinished one does not, unless a retry would start from the beginning."""
+    retryable = record.state is State.FAILED_RETRYABLE
+    return record.state in {State.COMPLETED, State.EXPIRED} or (retryable and is_plain(record))
 
 
 def meaning(record: Record, now: Instant) -> str:

@@ -45,7 +45,7 @@ class DeferredCalls:
         def body() -> Body[rules.TakenUp | rules.Parked | rules.Orphaned | None]:
             seen = yield from self._hold_record(held.parcel.record_id)
             if not (yield from self._hold_parcel(held)):
-                moved = rules.what_became(seen.record, buried=(yield from self._is_buried(held)), waiting=False)
+                moved = rules.ending_of_lost(seen.record, buried=(yield from self._is_buried(held)), waiting=False)
                 return moved if isinstance(moved, rules.Parked) else None
             ruled = rules.rule_taking_up(seen, held, owner, call.digest)
             if ruled.making is rules.Making.BURY:
@@ -145,7 +145,7 @@ class DeferredCalls:
         def body() -> Body[Settled]:
             seen = yield from self._hold_record(lease.id)
             if not (yield from self._hold_parcel(held)):
-                return Settled(ours=rules.said_before(seen.record, lease, settlement), snapshot=seen)
+                return Settled(ours=rules.is_stored(seen.record, lease, settlement), snapshot=seen)
             if rules.rule_delivering(seen, lease) is rules.Making.NOTHING:
                 return Settled(ours=False, snapshot=seen)
             answer = {
@@ -185,7 +185,7 @@ class DeferredCalls:
             return None
         there = yield self._say("find_parcel", parcel_proof(held))
         waiting = bool(there) and there[0]["fence"] == held.fence
-        return rules.what_became(seen.record, buried=(yield from self._is_buried(held)), waiting=waiting)
+        return rules.ending_of_lost(seen.record, buried=(yield from self._is_buried(held)), waiting=waiting)
 
     def _retaking(self, held: HeldParcel, owner: str, span: Duration) -> Body[HeldParcel]:
         """The parcel under a new fence: from the outbox, from the dead letters, or written again (ADR 0009)."""

@@ -188,7 +188,7 @@ class Completer:
 
     def _rests(self, record: Record) -> bool:
         rest = self._resting.get(record.incarnation)
-        return rest is not None and rest.goes_on()
+        return rest is not None and rest.skips()
 
 
 class _Rest:
@@ -203,6 +203,6 @@ class _Rest:
     def again(self) -> None:
         self._left, self._length = self._length, min(self._length * 2, LONGEST_REST)
 
-    def goes_on(self) -> bool:
+    def skips(self) -> bool:
         self._left -= 1
         return self._left >= 0

@@ -36,7 +36,7 @@ from oncekey.core.resolvers import Resolver, Resolvers, called_by, question_of
 from oncekey.core.topics import CallBrokenError, Message, Topic
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.engine import reconcile
-from oncekey.engine.reconcile import Became, EvidenceTarget
+from oncekey.engine.reconcile import EvidenceEffect, EvidenceTarget
 from oncekey.observe.events import About, GivenUp, Notify
 from oncekey.ops.tasks import RECONCILER
 from oncekey.workers.calling import Sleep, abandon, call
@@ -246,7 +246,7 @@ class Reconciler:
             target = EvidenceTarget(record.id, record.incarnation, phase, key)
             mover = Mover(Actor.WEBHOOK, self._mover.who)
             became = await self._applied(evidence, target, mover)
-            if became is Became.SETTLED:
+            if became is EvidenceEffect.SETTLED:
                 self.counts["settled"] += 1
                 self._forget(record)
                 return True
@@ -265,7 +265,7 @@ class Reconciler:
                 return
             after = page[-1].id
 
-    async def _applied(self, evidence: Evidence, target: EvidenceTarget, mover: Mover) -> Became:
+    async def _applied(self, evidence: Evidence, target: EvidenceTarget, mover: Mover) -> EvidenceEffect:
         try:
             applying = reconcile.apply(
                 self._store, evidence, target, mover, self._policy_of, self._resolvers, notify=self._notify
@@ -274,8 +274,8 @@ class Reconciler:
         except ResultNotStorableError as error:
             self.failed += 1
             log.error("reconciler: evidence %d cannot be applied: %s", evidence.id, error)
-            return Became.KEPT
-        if became is Became.CONTRADICTS:
+            return EvidenceEffect.KEPT
+        if became is EvidenceEffect.CONTRADICTS:
             self.counts["contradictions"] += 1
             self.failed += 1
             alarm(evidence.report.source, evidence.report.event_id, target)

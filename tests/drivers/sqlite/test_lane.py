@@ -11,7 +11,7 @@ import pytest
 
 from harness.patience import PATIENCE
 from oncekey.core.errors import StoreBusyError, StoreUnavailableError, TransactionControlError
-from oncekey.databases.sqlite.lane import Crew, Lane, Turn, TurnState
+from oncekey.databases.sqlite.lane import Lane, Turn, TurnState, WorkerThreads
 
 
 class Gate:
@@ -46,7 +46,7 @@ async def queued(lane: Lane, job: Callable[[], Any], *, last: bool = False) -> t
 
 
 async def test_worker_threads_return_results_and_exceptions() -> None:
-    crew = Crew(asyncio.get_running_loop(), 2, "crew")
+    crew = WorkerThreads(asyncio.get_running_loop(), 2, "crew")
     names = {await crew.do(lambda: threading.current_thread().name) for _ in range(20)}
     assert names <= {"crew_0", "crew_1"}
 
@@ -61,7 +61,7 @@ async def test_worker_threads_return_results_and_exceptions() -> None:
 
 
 async def test_a_crew_has_a_thread_for_each_job_up_to_its_size() -> None:
-    crew, gates = Crew(asyncio.get_running_loop(), 2, "crew"), [Gate() for _ in range(3)]
+    crew, gates = WorkerThreads(asyncio.get_running_loop(), 2, "crew"), [Gate() for _ in range(3)]
     jobs = [crew.do(gate) for gate in gates]
     for gate in gates[:2]:
         assert gate.begun.wait(PATIENCE)
@@ -75,7 +75,7 @@ async def test_a_crew_has_a_thread_for_each_job_up_to_its_size() -> None:
 
 async def test_idle_worker_thread_is_restarted_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oncekey.databases.sqlite.lane.LINGER", 0.001)
-    crew = Crew(asyncio.get_running_loop(), 1, "crew")
+    crew = WorkerThreads(asyncio.get_running_loop(), 1, "crew")
     for number in range(5):
         assert await crew.do(lambda number=number: number) == number  # type: ignore[misc]
         while crew._there:  # noqa: ASYNC110  (it sets no event)
@@ -83,7 +83,7 @@ async def test_idle_worker_thread_is_restarted_on_demand(monkeypatch: pytest.Mon
 
 
 async def test_job_of_a_cancelled_caller_still_runs() -> None:
-    crew, gate = Crew(asyncio.get_running_loop(), 1, "crew"), Gate()
+    crew, gate = WorkerThreads(asyncio.get_running_loop(), 1, "crew"), Gate()
     crew.do(gate).cancel()
     following = crew.do(lambda: "next")
     gate.let_through.set()
@@ -92,7 +92,7 @@ async def test_job_of_a_cancelled_caller_still_runs() -> None:
 
 
 async def test_dismissed_worker_threads_reject_jobs() -> None:
-    crew = Crew(asyncio.get_running_loop(), 1, "crew")
+    crew = WorkerThreads(asyncio.get_running_loop(), 1, "crew")
     crew.dismiss()
     with pytest.raises(StoreUnavailableError, match="closed"):
         crew.do(nothing)

@@ -329,8 +329,8 @@ def test_commit_with_an_open_cursor_fails_at_once(path, module):
     driver = SqliteDriver(path, busy_timeout=20.0, look_after=0.001, module=module)
     tx = driver.begin()
     cursor = tx.connection.execute("INSERT INTO orders (item) VALUES ('tea'), ('milk') RETURNING item")
-    tries, commit = [], tx._say_commit
-    tx._say_commit = lambda connection: (tries.append(1), commit(connection))
+    tries, commit = [], tx._send_commit
+    tx._send_commit = lambda connection: (tries.append(1), commit(connection))
 
     with pytest.raises(StoreUnavailableError, match="SQLITE_BUSY"):
         tx.commit()

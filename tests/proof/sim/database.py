@@ -2,7 +2,7 @@
 
 A statement runs on a copy of its row; what it changed is published at once, or, inside a transaction, when
 that commits. A row that an open transaction has changed is locked: another writer waits for the outcome and
-then looks at the row that is there, as under READ COMMITTED. Beside them it has PostgreSQL's try-locks, which nobody
+then looks at the row that is there, as under READ COMMITTED. Next to them, it has PostgreSQL's try-locks, which nobody
 waits for and which end with their transaction.
 """
 

@@ -207,7 +207,7 @@ _ALL: Final[tuple[Mutant, ...]] = (
         "after a refused settlement the client receives the handler's response",
         "the client receives a response that no retry will ever receive",
         Rule.NO_LOST_ACK,
-        _code((settle, "_record_says", flows.answers_from_memory)),
+        _code((settle, "_response_of_record", flows.answers_from_memory)),
         CLAIMED,
     ),
     Mutant(

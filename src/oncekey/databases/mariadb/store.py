@@ -106,7 +106,7 @@ class MariadbLocks(LockStore):
         mark = yield from self._mark(lock.number)
         if mark is None:
             return Holder.NOBODY
-        return Holder.SOMEBODY if mark == lock.mark else Holder.OTHER
+        return Holder.UNKNOWN_HOLDER if mark == lock.mark else Holder.OTHER
 
     def _mark(self, number: int) -> Flow[int | None]:
         """The mark of the lock's holder, read before its commit; an unlocked row does not count."""

@@ -192,7 +192,7 @@ class AsyncpgPool:
 
     def __init__(self, address: PostgresAddress, size: int, timeout: float, statement_cache_size: int) -> None:
         self._hosts, self._timeout, self._cache = list(address.each), timeout, statement_cache_size
-        self._asks = address.pooler is None
+        self._checks_for_pooler = address.pooler is None
         """Whether each new connection checks for a pooler in front of the server."""
         self._slots = AsyncSlots(size, timeout)
         self.business = AsyncSlots(business_share(size), timeout)
@@ -271,7 +271,7 @@ class AsyncpgPool:
         """An idle connection, if there is one and a free slot: the common case, without awaiting anything."""
         if not self._idle or not self._slots.taken():
             return None
-        connection = self._rested(now)
+        connection = self._idle_connection(now)
         if connection is None:
             self._slots.release()
         else:
@@ -281,7 +281,7 @@ class AsyncpgPool:
     async def _take(self, deadline: float) -> connections.StoreConnection:
         await self._slots.acquire(deadline)
         try:
-            connection = self._rested(deadline - self._timeout) or await self._connected()
+            connection = self._idle_connection(deadline - self._timeout) or await self._connected()
         except connections.FAILURES as error:
             self._slots.release()
             raise server.unreachable(_why(error)) from error
@@ -291,7 +291,7 @@ class AsyncpgPool:
         self._lent.add(connection)
         return connection
 
-    def _rested(self, now: float) -> connections.StoreConnection | None:
+    def _idle_connection(self, now: float) -> connections.StoreConnection | None:
         """The connection that was returned last, if the server has not closed it."""
         idle = self._idle
         while idle and now - idle[0].rested > MAX_IDLE:
@@ -319,7 +319,7 @@ class AsyncpgPool:
 
     async def _connected_to(self, host: str) -> connections.StoreConnection:
         connection = await self._opened(host)
-        if self._asks and self._cache and await self._is_pooled(connection):
+        if self._checks_for_pooler and self._cache and await self._is_pooled(connection):
             _log.warning(POOLED)
             self._cache = 0
             connection.terminate()

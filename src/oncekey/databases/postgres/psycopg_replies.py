@@ -22,7 +22,7 @@ AnyConnection: TypeAlias = psycopg.Connection[Any] | psycopg.AsyncConnection[Any
 FAILURES: Final = (psycopg.Error, ValueError, OverflowError)
 """The errors of executing: the server's, psycopg's, and those of values that cannot be bound."""
 
-_TELLS_VALUES: Final = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError)
+_SHOWS_VALUES: Final = (psycopg.DataError, psycopg.IntegrityError, ValueError, OverflowError)
 _FINE: Final = frozenset({ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK})
 _BUSY: Final = frozenset({TransactionStatus.ACTIVE, TransactionStatus.UNKNOWN})
 
@@ -79,7 +79,7 @@ def check_commit(connection: StoreConnection | AsyncStoreConnection, tag: str | 
 
 def cause(error: Exception) -> Exception | None:
     """The original error if it is safe to chain: not one that repeats a value or a whole row."""
-    return None if isinstance(error, _TELLS_VALUES) else error
+    return None if isinstance(error, _SHOWS_VALUES) else error
 
 
 def was_lost(error: Exception, connection: AnyConnection) -> bool:

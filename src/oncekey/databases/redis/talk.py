@@ -65,7 +65,7 @@ _LETTERS: Final[Mapping[Index, bytes]] = {
     Index.ROLL: b"r",
 }
 _SETTINGS: Final = ("appendonly", "appendfsync", "maxmemory-policy")
-_TOLD: Final = ("connected_slaves", "maxmemory_policy", "aof_enabled")
+_INFO_FIELDS: Final = ("connected_slaves", "maxmemory_policy", "aof_enabled")
 _DIGESTS: Final = {script: sha1(script.encode(), usedforsecurity=False).hexdigest() for script in (LOOK, SWAP, TIDY)}
 
 
@@ -138,7 +138,7 @@ class RedisTalks:
             reply, *settings = yield Say(node, (("INFO",), *(("CONFIG", "GET", name) for name in _SETTINGS)))
             info = dict(line.split(":", 1) for line in decoded(replied(reply)).splitlines() if ":" in line)
             row: dict[str, Any] = {"node": f"{node[0]}:{node[1]}", "wait": self._wait}
-            row |= {name: info.get(name) for name in _TOLD}
+            row |= {name: info.get(name) for name in _INFO_FIELDS}
             for name, pair in zip(_SETTINGS, settings, strict=True):
                 row[name] = decoded(pair[1]) if isinstance(pair, list) and len(pair) == 2 else None  # noqa: PLR2004
             rows.append(row)

@@ -16,7 +16,7 @@ from oncekey.databases.handler_sql import OVER, refusal, refuse_transaction_cont
 from oncekey.databases.sqlite.blocking import BUSY_TIMEOUT, SqliteDriver, SqliteReading, SqliteTransaction
 from oncekey.databases.sqlite.files import LOOK_AFTER, Writer
 from oncekey.databases.sqlite.handler_connection import ERRORS, SqliteHandlerConnection, SqliteHandlerCursor
-from oncekey.databases.sqlite.lane import Crew, Lane, Turn, TurnState, lane_of
+from oncekey.databases.sqlite.lane import Lane, Turn, TurnState, WorkerThreads, lane_of
 from oncekey.databases.threads import CANCELLED
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class AsyncSqliteTransaction:
 class AsyncSqliteReading:
     """A read-only connection in the reading threads: in any of them, but one job at a time."""
 
-    def __init__(self, inner: SqliteReading, readers: Crew) -> None:
+    def __init__(self, inner: SqliteReading, readers: WorkerThreads) -> None:
         self._sqlite = inner
         self._readers = readers
         self._one = Lock()
@@ -208,7 +208,7 @@ class AsyncSqliteReading:
             return job()
 
 
-class Speaker(Protocol):
+class SqliteExecutor(Protocol):
     """The transaction behind a facade."""
 
     def say(self, job: Callable[[], T]) -> Coroutine[Any, Any, T]:
@@ -222,7 +222,7 @@ class AsyncSqliteHandlerConnection:
     depends on what is installed.
     """
 
-    def __init__(self, transaction: Speaker, connection: SqliteHandlerConnection) -> None:
+    def __init__(self, transaction: SqliteExecutor, connection: SqliteHandlerConnection) -> None:
         self._transaction = transaction
         self._connection = connection
 

@@ -204,10 +204,10 @@ class SqliteTransaction:
 
     def _commit(self, connection: sqlite3.Connection) -> None:
         self._refuse_if_ended()
-        self._patiently(self._file.busy_timeout, lambda: self._say_commit(connection))
+        self._patiently(self._file.busy_timeout, lambda: self._send_commit(connection))
         self._file.check(connection)
 
-    def _say_commit(self, connection: sqlite3.Connection) -> None:
+    def _send_commit(self, connection: sqlite3.Connection) -> None:
         try:
             connection.execute("COMMIT")
         except self._file.module.Error as error:
@@ -235,7 +235,7 @@ class SqliteTransaction:
         try:
             connection = self._take()
             try:
-                self._say_begin(connection, patience)
+                self._send_begin(connection, patience)
             except BaseException:
                 self._file.discard(connection)
                 raise
@@ -244,7 +244,7 @@ class SqliteTransaction:
             raise
         return connection
 
-    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:
+    def _send_begin(self, connection: sqlite3.Connection, patience: float) -> None:
         what = "beginning the business transaction"
         self._patiently(patience, lambda: say(self._file.module, connection, "BEGIN IMMEDIATE", what))
 
@@ -318,7 +318,7 @@ class SqliteReading(SqliteTransaction):
     def _ready(self) -> sqlite3.Connection:
         return self._begun()  # there is no transaction that could have ended
 
-    def _say_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for no other transaction)
+    def _send_begin(self, connection: sqlite3.Connection, patience: float) -> None:  # noqa: ARG002  (it waits for no other transaction)
         say(self._file.module, connection, "PRAGMA query_only = ON", "beginning to read")
 
     def _take(self) -> sqlite3.Connection:

@@ -290,7 +290,7 @@ class SqliteFile:
             if mode != "wal":  # some file systems do not support the shared memory that it needs
                 self._keep_journal(connection)
         else:
-            self._tell_once()
+            self._warn_once()
             self._leave_wal(connection)
         connection.execute("PRAGMA synchronous = FULL")
 
@@ -321,7 +321,7 @@ class SqliteFile:
                     raise
             time.sleep(POLL)
 
-    def _tell_once(self) -> None:
+    def _warn_once(self) -> None:
         version = self.module.sqlite_version
         if version in _warned:
             return
@@ -384,8 +384,8 @@ class Writer:
         """Which request has the key. A request that only queues for it is no proof: it may never run."""
         locked = self._locked
         if locked is not None and locked.number == lock.number:
-            return Holder.SOMEBODY if locked.mark == lock.mark else Holder.OTHER
-        return Holder.SOMEBODY if lock.number in list(self._asking.values()) else Holder.NOBODY
+            return Holder.UNKNOWN_HOLDER if locked.mark == lock.mark else Holder.OTHER
+        return Holder.UNKNOWN_HOLDER if lock.number in list(self._asking.values()) else Holder.NOBODY
 
     def holds(self, number: int) -> bool:
         """Whether any request has locked a key or queues for it."""

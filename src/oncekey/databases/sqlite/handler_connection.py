@@ -26,7 +26,7 @@ ERRORS: Final = frozenset(
 """The exceptions of the DB-API, which are attributes of a connection, because the two SQLite modules have their own."""
 
 
-class Speaker(Protocol):
+class SqliteExecutor(Protocol):
     """The transaction behind a facade."""
 
     def handlers_cursor(self) -> sqlite3.Cursor:
@@ -45,7 +45,7 @@ class Speaker(Protocol):
 class SqliteHandlerCursor:
     """A cursor whose statements cannot end the transaction."""
 
-    def __init__(self, speaker: Speaker) -> None:
+    def __init__(self, speaker: SqliteExecutor) -> None:
         self._speaker = speaker
         self._cursor = speaker.handlers_cursor()
 
@@ -110,7 +110,7 @@ class SqliteHandlerConnection:
     Catch `op.connection.IntegrityError` and so on: the module of these classes depends on what is installed.
     """
 
-    def __init__(self, speaker: Speaker) -> None:
+    def __init__(self, speaker: SqliteExecutor) -> None:
         self._speaker = speaker
 
     def execute(self, sql: str, parameters: Any = (), /) -> SqliteHandlerCursor:  # noqa: ANN401  (as sqlite3 takes them)

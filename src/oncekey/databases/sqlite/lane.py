@@ -60,7 +60,7 @@ class Job(NamedTuple):
     """Called in the thread after the job, before the event loop receives the result."""
 
 
-class Crew:
+class WorkerThreads:
     """Threads that run the blocking jobs of one event loop, in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: int, name: str) -> None:
@@ -199,8 +199,8 @@ class Lane:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.writing = Crew(loop, 1, "oncekey-write")
-        self.reading = Crew(loop, READERS, "oncekey-read")
+        self.writing = WorkerThreads(loop, 1, "oncekey-write")
+        self.reading = WorkerThreads(loop, READERS, "oncekey-read")
         self.taken = False
         """Whether the next writer has to wait."""
         self._guard = Lock()
