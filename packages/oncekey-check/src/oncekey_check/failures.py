@@ -26,7 +26,7 @@ from oncekey_check.clauses import (
     Severity,
     Verdict,
 )
-from oncekey_check.judging import BAD_REQUEST, SERVER_ERROR, is_marked, needs_replays, one_operation, shown
+from oncekey_check.judging import BAD_REQUEST, SERVER_ERROR, differing, is_marked, needs_replays, one_operation, shown
 from oncekey_check.probe import Probe
 from oncekey_check.raw_http import Answer, RawRequest
 from oncekey_check.target import replaced
@@ -147,7 +147,7 @@ def retried(probe: Probe) -> Verdict:
         return Failed(f"within {probe.target.patience:g} s a retry receives the response", shown(first))
     again = probe.until_settled(request)
     if not probe.same(first, again):
-        return Failed("the same response for every retry", f"{shown(first)}, then {shown(again)}")
+        return Failed("the same response for every retry", f"{shown(first)}, then {differing(probe, first, again)}")
     return Passed()
 
 
@@ -209,7 +209,7 @@ def declined(probe: Probe) -> Verdict:
         )
     again = probe.send(key, body=body)
     if first.status != again.status or not probe.same(first, again):
-        return Failed(f"{shown(first)} again", f"{shown(again)}, a different response")
+        return Failed(f"{shown(first)} again", differing(probe, first, again))
     if is_marked(again):
         return Passed()
     # Equal responses prove something only if two decisions would give different ones.
@@ -233,7 +233,7 @@ def large(probe: Probe) -> Verdict:
     if effects not in {None, 1}:
         return Failed("1 effect of a request with a large response and its retry", f"{effects} effects; {shown(again)}")
     if again.ok and not probe.same(first, again):
-        return Failed(f"{shown(first)} again, or a refusal that says why not", f"{shown(again)}, a different response")
+        return Failed(f"{shown(first)} again, or a refusal that says why not", differing(probe, first, again))
     if not again.ok and not BAD_REQUEST <= again.status < SERVER_ERROR:
         return Failed(f"{shown(first)} again, or a refusal with the reason", shown(again))
     return Passed()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
+from oncekey_check.bodies import Path, leaves
 from oncekey_check.carrier import MARKER
 from oncekey_check.clauses import (
     EVERY,
@@ -32,6 +35,8 @@ MISMATCH: Final[Mapping[CheckProfile, Collection[int]]] = {
 
 BAD_REQUEST, CONFLICT, SERVER_ERROR = 400, 409, 500
 _LOCKED, _TOO_EARLY = 423, 425
+_SHOWN: Final = 40
+_PLAIN_NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 
 
 def shown(answer: Answer) -> str:
@@ -40,6 +45,59 @@ def shown(answer: Answer) -> str:
         return f"no response ({answer.reason})"
     marked = ", marked as a replay" if is_marked(answer) else ""
     return f"{answer.status}{marked}, {len(answer.body)} bytes"
+
+
+def differing(probe: Probe, first: Answer, again: Answer) -> str:
+    """A response in a few words, and where it differs from the first one, which it should have equalled."""
+    found = difference(first, again, probe.habits.volatile) if first.ok == again.ok else ""
+    return f"{shown(again)}, {found}" if found else shown(again)
+
+
+def difference(first: Answer, again: Answer, volatile: frozenset[Path] = frozenset()) -> str:
+    """The first difference of two responses: in the body, if possible outside the volatile places, or in Location."""
+    if first.body != again.body:
+        return _difference_of_bodies(first.body, again.body, volatile)
+    one, two = first.header("Location"), again.header("Location")
+    return "" if one == two else f"Location: {_clipped(two)} instead of {_clipped(one)}"
+
+
+def _difference_of_bodies(one: bytes, two: bytes, volatile: frozenset[Path]) -> str:
+    try:
+        first, again = json.loads(one), json.loads(two)
+        if first == again:
+            return "the same JSON in another spelling"
+        known, new = dict(leaves(first)), dict(leaves(again))
+    except (ValueError, RecursionError):
+        return _difference_of_bytes(one, two)
+    changed = [path for path in {**known, **new} if path not in known or path not in new or known[path] != new[path]]
+    if not changed:
+        return "another body"
+    path = min(changed, key=lambda path: path in volatile)
+    if path not in new:
+        return f"another body: without {_named(path)}"
+    if path not in known:
+        return f"another body: with {_named(path)}"
+    member = f"{_named(path)} " if path else ""
+    return f"another body: {member}{_clipped(new[path])} instead of {_clipped(known[path])}"
+
+
+def _difference_of_bytes(one: bytes, two: bytes) -> str:
+    shorter = min(len(one), len(two))
+    place = next((at for at in range(shorter) if one[at] != two[at]), shorter)
+    was, now = (body[place : place + _SHOWN].decode("utf-8", "replace") for body in (one, two))
+    return f"another body: from byte {place} {_clipped(now)} instead of {_clipped(was)}"
+
+
+def _named(path: Path) -> str:
+    """A place in a document, such as `items.0.id`."""
+    text = ".".join(map(str, path))
+    return text if _PLAIN_NAME.fullmatch(text) else _clipped(text)
+
+
+def _clipped(value: object) -> str:
+    """A value as JSON, which escapes control characters; a long one is cut."""
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def tally(answers: Iterable[Answer]) -> str:
@@ -97,7 +155,7 @@ def one_operation(probe: Probe, effects: int | None, first: Answer, again: Answe
     if probe.same(first, again):
         return Passed()
     if probe.habits.replays:
-        return Failed(f"{what}: {shown(first)} again", shown(again))
+        return Failed(f"{what}: {shown(first)} again", differing(probe, first, again))
     if effects is None:
         raise InconclusiveError("a plain retry does not receive the first response either", Need.COUNT)
     return Passed()

@@ -33,6 +33,7 @@ from oncekey_check.judging import (
     CONFLICT,
     MISMATCH,
     SERVER_ERROR,
+    differing,
     gets_by_profile,
     needs_comparison,
     needs_replays,
@@ -86,7 +87,8 @@ def first_one_stays(probe: Probe) -> Verdict:
     again = probe.send(key)
     if probe.same(first, again):
         return Passed()
-    return Failed(f"after a refused one, the first request receives {shown(first)} again", shown(again))
+    expected = f"after a refused one, the first request receives {shown(first)} again"
+    return Failed(expected, differing(probe, first, again))
 
 
 def while_running(probe: Probe) -> Verdict:

@@ -68,6 +68,11 @@ def _profile(text: str) -> CheckProfile:
     return CheckProfile(text)
 
 
+def _names(text: str) -> list[str]:
+    """The names in a comma-separated text. An empty text is an unknown name, so that it does not select everything."""
+    return [name for part in text.split(",") if (name := part.strip())] or [text]
+
+
 def parser(prog: str) -> argparse.ArgumentParser:
     """All options."""
     made = argparse.ArgumentParser(
@@ -185,11 +190,18 @@ def parser(prog: str) -> argparse.ArgumentParser:
     add("--unsafe-methods", dest="unothers", action="store_true", help="Also send PUT and DELETE to the URL.")
     add(
         "--only",
-        action="append",
-        metavar="CLAUSE",
-        help="Only these clauses: an id, an area such as races, or a pattern.",
+        action="extend",
+        type=_names,
+        metavar="A,B",
+        help="Only these clauses, with commas between them: ids, areas such as races, or patterns. Repeatable.",
     )
-    add("--skip", action="append", metavar="CLAUSE", help="Skip these clauses; repeatable.")
+    add(
+        "--skip",
+        action="extend",
+        type=_names,
+        metavar="A,B",
+        help="Skip these clauses, with commas between them. Repeatable.",
+    )
     add(
         "--list",
         dest="show_list",
@@ -261,7 +273,7 @@ def _filled_in(made: argparse.ArgumentParser, given: argparse.Namespace) -> argp
 
 
 def _repeats(action: argparse.Action) -> bool:
-    return isinstance(action, argparse._AppendAction)  # noqa: SLF001  (the class of action="append")
+    return isinstance(action, argparse._AppendAction)  # noqa: SLF001  (the class of "append", and base of "extend")
 
 
 def _read(path: Path) -> Mapping[str, Any]:

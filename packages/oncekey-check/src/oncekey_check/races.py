@@ -21,7 +21,7 @@ from oncekey_check.clauses import (
     Severity,
     Verdict,
 )
-from oncekey_check.judging import CONFLICT, gets_by_profile, needs_replays, shown, tally
+from oncekey_check.judging import CONFLICT, differing, gets_by_profile, needs_replays, shown, tally
 from oncekey_check.probe import Overlap, Probe
 
 _ACCEPTED: Final = 202
@@ -106,7 +106,7 @@ def soon_answered(probe: Probe) -> Verdict:
     winner = first if first.ok and not probe.busy(first) else second
     if probe.same(winner, final):
         return Passed()
-    return Failed(f"after the first request, its response: {shown(winner)}", shown(final))
+    return Failed(f"after the first request, its response: {shown(winner)}", differing(probe, winner, final))
 
 
 def pipelined(probe: Probe) -> Verdict:

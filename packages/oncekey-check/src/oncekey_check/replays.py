@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import re
 import zlib
 from dataclasses import replace
@@ -25,7 +24,7 @@ from oncekey_check.clauses import (
     Severity,
     Verdict,
 )
-from oncekey_check.judging import is_marked, needs_comparison, one_operation, shown, tally
+from oncekey_check.judging import difference, differing, is_marked, needs_comparison, one_operation, shown, tally
 from oncekey_check.probe import Probe
 from oncekey_check.raw_http import Answer, RawRequest
 
@@ -63,7 +62,7 @@ def same_bytes(probe: Probe) -> Verdict:
         return Failed(
             "the same body, and the marker in a header", shown(again), only=SAFE, mild=SAFE, headline=headline
         )
-    return Failed(f"the same {len(first.body)} bytes", f"{shown(again)}: {_difference(first.body, again.body)}")
+    return Failed(f"the same {len(first.body)} bytes", f"{shown(again)}, {difference(first, again)}")
 
 
 def same_headers(probe: Probe) -> Verdict:
@@ -89,9 +88,11 @@ def many_times(probe: Probe) -> Verdict:
     key = probe.fresh()
     first = probe.first(key)
     answers = [probe.send(key) for _ in range(_MANY)]
-    if all(probe.same(first, again) for again in answers):
+    other = next(((number, again) for number, again in enumerate(answers, 1) if not probe.same(first, again)), None)
+    if other is None:
         return Passed()
-    return Failed(f"{_MANY} times {first.status} with the first body", tally(answers))
+    seen = f"{tally(answers)}; retry {other[0]}: {differing(probe, first, other[1])}"
+    return Failed(f"{_MANY} times {first.status} with the first body", seen)
 
 
 def no_effect(probe: Probe) -> Verdict:
@@ -203,15 +204,6 @@ def _equal(probe: Probe, body: bytes, what: str) -> Verdict:
     key, before = probe.fresh(), probe.count()
     first, again = probe.first(key), probe.send(key, body=body)
     return one_operation(probe, probe.since(before), first, again, what)
-
-
-def _difference(one: bytes, two: bytes) -> str:
-    try:
-        if json.loads(one) == json.loads(two):
-            return "the same JSON in another spelling"
-    except ValueError:
-        pass
-    return "another body"
 
 
 CLAUSES: Final = (

@@ -24,10 +24,14 @@ MARK: Final = "# ---- 8< ----"
 
 
 def verdict_line(report: CheckReport) -> str:
-    """The whole run in one sentence."""
+    """The whole run in one sentence. A partial run does not show which profiles the API matches."""
     stopped = f"Stopped early: {report.stopped}. " if report.stopped else ""
-    matches = ", ".join(report.matches) or "none"
-    return f"{stopped}{counts(report)} by the profile {report.profile}; profiles without a broken guarantee: {matches}"
+    matches = "" if report.partial else f"; profiles without a broken guarantee: {_matches(report)}"
+    return f"{stopped}{counts(report)} by the profile {report.profile}{matches}"
+
+
+def _matches(report: CheckReport) -> str:
+    return ", ".join(report.matches) or "none"
 
 
 def counts(report: CheckReport) -> str:
@@ -177,14 +181,11 @@ def to_html(report: CheckReport) -> str:
 
 
 def _verdict(report: CheckReport) -> str:
-    matches = ", ".join(report.matches) or "none"
+    matches = "" if report.partial else f" Profiles without a broken guarantee: {_matches(report)}."
     bad = " bad" if report.failed or report.stopped else ""
     word = "Guarantees are broken." if report.failed else "No guarantee that could be judged is broken."
     stopped = f"The run stopped early: {escape(report.stopped)}. " if report.stopped else ""
-    return (
-        f'<p class="verdict{bad}"><strong>{stopped}{word}</strong> {counts(report)}. '
-        f"Profiles without a broken guarantee: {matches}.</p>"
-    )
+    return f'<p class="verdict{bad}"><strong>{stopped}{word}</strong> {counts(report)}.{matches}</p>'
 
 
 def _findings(heading: str, groups: list[Group], report: CheckReport) -> str:
@@ -261,6 +262,7 @@ def to_json(report: CheckReport) -> str:
         "method": report.target.method,
         "profile": report.profile.value,
         "matches": [profile.value for profile in report.matches],
+        "partial": report.partial,
         "began_at": datetime.fromtimestamp(report.began_at, UTC).isoformat(timespec="seconds"),
         "seconds": round(report.seconds, 3),
         "requests": report.sent,

@@ -94,6 +94,8 @@ class CheckReport:
     """The clauses whose failure is in the baseline."""
     stopped: str = ""
     """Why the run ended before its last clause; empty if it did not."""
+    partial: bool = False
+    """Whether clauses were left out by `--only` or `--skip`, or not reached before the run ended."""
 
     @property
     def asked(self) -> list[Finding]:
@@ -152,7 +154,9 @@ class CheckReport:
 
     @property
     def matches(self) -> list[CheckProfile]:
-        """The profiles without a broken guarantee."""
+        """The profiles without a broken guarantee; none in a partial run, in which other clauses might have failed."""
+        if self.partial:
+            return []
         return [profile for profile in CheckProfile if not any(found.fails_in(profile) for found in self.findings)]
 
     def word(self, finding: Finding) -> str:
@@ -185,12 +189,13 @@ def check(
     # Waiting for a running request may take more than planned, and is limited too.
     probe = take_aim(target, profile, 3 * planned(chosen))
     findings: list[Finding] = []
-    stopped = ""
+    stopped, late = "", False
     try:
         for number, clause in enumerate(chosen, 1):
             progress(clause, number, len(chosen))
             started, sent = time.monotonic(), probe.sent
-            if started - began > time_limit:
+            late = started - began > time_limit
+            if late:
                 findings.append(Finding(clause, Skipped("the time limit was reached", "--time-limit")))
                 continue
             found = _unsupplied(clause, probe) or _judged(clause, probe, profile)
@@ -202,7 +207,9 @@ def check(
     except KeyboardInterrupt:
         stopped = f"interrupted in {clause.id}"
     findings += [Finding(clause, Skipped(f"not tried: {stopped}")) for clause in chosen[len(findings) :]]
-    return CheckReport(probe.target, profile, tuple(findings), probe.sent, time.monotonic() - began, stopped=stopped)
+    partial = bool(stopped or late) or not {clause.id for clause in CLAUSES} <= {clause.id for clause in chosen}
+    seconds = time.monotonic() - began
+    return CheckReport(probe.target, profile, tuple(findings), probe.sent, seconds, stopped=stopped, partial=partial)
 
 
 def _judged(clause: Clause, probe: Probe, profile: CheckProfile) -> Finding:

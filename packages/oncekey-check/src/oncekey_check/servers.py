@@ -33,7 +33,7 @@ from oncekey_check.clauses import (
     Verdict,
     Way,
 )
-from oncekey_check.judging import shown, tally
+from oncekey_check.judging import differing, shown, tally
 from oncekey_check.probe import CannotCheckError, Probe
 from oncekey_check.raw_http import Answer, RawRequest
 from oncekey_check.target import replaced
@@ -144,7 +144,7 @@ def replayed(probe: Probe) -> Verdict:
     if effects not in {None, 1}:
         return Failed("1 effect of a request and its retry at the second instance", f"{effects} effects")
     if not probe.same(first, again):
-        return Failed(f"at the second instance {shown(first)} again", shown(again))
+        return Failed(f"at the second instance {shown(first)} again", differing(probe, first, again))
     return Passed()
 
 
@@ -187,8 +187,10 @@ def outlived(probe: Probe) -> Verdict:
     done = [answer for answer in (first, second.answer, final) if answer.ok and not probe.busy(answer)]
     if effects not in {None, 1}:
         return Failed("1 effect of a slow request and its retry", f"{effects} effects; in the end {shown(final)}")
-    if not final.ok or any(not probe.same(final, answer) for answer in done):
-        return Failed("the same success for both", f"{tally((first, second.answer))}; in the end {shown(final)}")
+    other = next((answer for answer in done if not probe.same(answer, final)), final)
+    if not final.ok or other is not final:
+        seen = f"{tally((first, second.answer))}; in the end {differing(probe, other, final)}"
+        return Failed("the same success for both", seen)
     return Passed()
 
 
@@ -212,7 +214,7 @@ def remembered(probe: Probe) -> Verdict:
     if effects not in {None, 1}:
         return Failed("1 effect of a request and its retry after the crash", f"{effects} effects; {shown(again)}")
     if not probe.same(first, again):
-        return Failed(f"after the crash {shown(first)} again", shown(again))
+        return Failed(f"after the crash {shown(first)} again", differing(probe, first, again))
     return Passed()
 
 
@@ -301,7 +303,7 @@ def remembered_through_outage(probe: Probe) -> Verdict:
     if effects not in {None, 1}:
         return Failed("1 effect of a request and its retry after the outage", f"{effects} effects; {shown(again)}")
     if not probe.same(first, again):
-        return Failed(f"after the outage {shown(first)} again", shown(again))
+        return Failed(f"after the outage {shown(first)} again", differing(probe, first, again))
     return Passed()
 
 
