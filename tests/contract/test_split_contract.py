@@ -39,10 +39,10 @@ class TestThisVersion(StoreContract):  # R237
 class Promised(StoreContract):
     """What the older version promised: it compared the version where this one also compares the table's guards."""
 
-    test_a_sweep_ends_a_lease_that_ran_out = None
-    test_what_nobody_may_run_again_is_not_swept_to_retryable = None
-    test_what_is_not_to_be_resumed_is_not_handed_back = None
-    test_a_stale_lease_that_counts_as_failed_is_an_operators_at_once = None
+    test_a_sweep_ends_an_expired_lease = None
+    test_a_sweep_does_not_make_a_non_repeatable_record_retryable = None
+    test_handing_back_is_refused_for_a_record_that_cannot_be_resumed = None
+    test_an_expired_lease_with_recovery_fail_is_left_to_an_operator = None
 
 
 class TestOlderVersion(Promised):  # R237

@@ -131,10 +131,10 @@ def test_walk_reports_every_flaw():
 
     with blocking(make_store, driver, plant=plant) as world:
         with pytest.raises(AssertionError) as caught:
-            Walk().test_every_move_on_every_record(world)
+            Walk().test_every_move_follows_the_transition_table(world)
         named = set(re.findall(r"([a-z_ ]+) is (written|refused) \d+ times", str(caught.value)))
         wrong = {("mark_unknown", "written"), ("renew", "refused"), ("sweep to unknown", "written")}
         assert {(name.strip(), how) for name, how in named} == wrong
         driver.table.clear()
         with pytest.raises(AssertionError, match="purge"):
-            Walk().test_every_move_of_many_records(world)
+            Walk().test_every_batch_move_follows_the_transition_table(world)

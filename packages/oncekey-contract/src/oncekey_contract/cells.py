@@ -60,7 +60,7 @@ def _all(cells: Cells, index: Index) -> list[Mapping[str, Any]]:
         after = place_of(page[-1])
 
 
-def _crowd(cells: Cells, seen: Seen | None, cell: Mapping[str, Any], size: int = 8) -> list[str]:
+def _swap_at_once(cells: Cells, seen: Seen | None, cell: Mapping[str, Any], size: int = 8) -> list[str]:
     """The numbers of the threads whose swap was written, when `size` threads swap the same cell at once."""
     start = threading.Barrier(size)
     won: list[str] = []
@@ -81,7 +81,7 @@ def _crowd(cells: Cells, seen: Seen | None, cell: Mapping[str, Any], size: int =
 class CellsContract:
     """A cell is compared and replaced in one step, and read back unchanged."""
 
-    def test_a_cell_comes_back_as_it_was(self, cells: Cells) -> None:
+    def test_a_cell_is_read_back_unchanged(self, cells: Cells) -> None:
         """Every column is read back with its type and all its bytes."""
         (cell,) = _cells()
         assert _look(cells, cell) is None
@@ -110,7 +110,7 @@ class CellsContract:
         assert _put(cells, _seen(cell), after)
         assert _look(cells, cell) == after
 
-    def test_a_cell_leaves_nothing_of_the_one_before(self, cells: Cells) -> None:
+    def test_a_swap_replaces_every_column_of_a_cell(self, cells: Cells) -> None:
         """Columns that are None in the new cell are None."""
         (cell,) = _cells()
         bare = {**cell, "version": cell["version"] + 1, "memo": None, "intent": None, "request": None}
@@ -146,12 +146,12 @@ class CellsContract:
         for scope, key in names:
             assert cells.look(scope, key)[0] == {**cell, "scope": scope, "key": key}
 
-    def test_of_many_swaps_one_is_written(self, cells: Cells) -> None:
+    def test_one_of_many_concurrent_swaps_is_written(self, cells: Cells) -> None:
         """All threads have read the same cell, or none, and only one of them writes."""
         there, new = _cells(2)
         assert _put(cells, None, there)
         for seen, cell in ((_seen(there), there), (None, new)):
-            won = _crowd(cells, seen, cell)
+            won = _swap_at_once(cells, seen, cell)
             after = _look(cells, cell)
             assert after is not None
             assert won == [after["owner"]]
@@ -167,7 +167,7 @@ class CellsContract:
             assert meant, index
             assert _all(cells, index) == sorted(meant, key=place_of), index
 
-    def test_a_cell_is_on_the_page_of_what_it_is_now(self, cells: Cells) -> None:
+    def test_a_changed_cell_moves_to_the_index_of_its_new_state(self, cells: Cells) -> None:
         """A changed cell moves to another index, and a removed one disappears from all of them."""
         (cell,) = _cells()
         there: Mapping[str, Any] | None = None
@@ -179,7 +179,7 @@ class CellsContract:
             assert [index for index in Index if _all(cells, index)] == ([] if where is None else [where[0]]), state
             there = after
 
-    def test_the_clock_goes_on(self, cells: Cells) -> None:
+    def test_the_store_clock_never_runs_backwards(self, cells: Cells) -> None:
         """The clock counts microseconds and never runs backwards."""
         instants = [cells.look("nobody", "nothing")[1] for _ in range(3)]
         assert instants == sorted(instants)

@@ -22,14 +22,14 @@ ROUNDS = 20
 class Claiming:
     """The first caller of an unused key owns it, and no other caller does."""
 
-    def test_a_key_that_was_never_used_has_no_record(self, world: World) -> None:
+    def test_an_unused_key_has_no_record(self, world: World) -> None:
         """The snapshot contains the store's clock even so."""
         snapshot = world.find(a_claim().id)
 
         assert snapshot.record is None
         assert snapshot.now == world.clock.now
 
-    def test_the_first_claim_stores_everything_it_says(self, world: World) -> None:
+    def test_the_first_claim_stores_all_its_fields(self, world: World) -> None:
         """Every field is stored; timestamps come from the store's clock."""
         claim, now = a_claim(), world.clock.now
 
@@ -72,7 +72,7 @@ class Claiming:
         assert verdict.lease == model.Lease.of(verdict.record)
         assert world.record(claim.id) == verdict.record
 
-    def test_effects_and_recovery_are_the_claims_own(self, world: World) -> None:
+    def test_a_record_stores_the_effects_and_recovery_of_its_claim(self, world: World) -> None:
         """A crash is handled by the stored effects, not by what the route declares later (P2)."""
         for effects in model.Effects:
             for recovery in model.Recovery:
@@ -81,7 +81,7 @@ class Claiming:
                 record = world.record(claim.id)
                 assert (record.effects, record.recovery, record.entered) == (effects, recovery, False)
 
-    def test_a_repeated_claim_is_ours_and_writes_nothing(self, world: World) -> None:
+    def test_a_repeated_claim_succeeds_and_writes_nothing(self, world: World) -> None:
         """A record in progress with our owner id is our own claim (P7)."""
         claim = a_claim()
         first = world.begin(claim)
@@ -92,7 +92,7 @@ class Claiming:
         assert world.begin(claim) == replace(first, now=now)
         assert world.record(claim.id).version == 1
 
-    def test_a_claim_whose_reply_was_lost_is_ours(self, world: World) -> None:
+    def test_a_claim_succeeds_after_a_lost_reply(self, world: World) -> None:
         """The repeated claim finds its own record (P7, F8)."""
         claim = a_claim()
         world.lose_reply("claim")
@@ -102,7 +102,7 @@ class Claiming:
         assert (lease.fence, lease.incarnation) == (1, claim.incarnation)
         assert world.record(claim.id).version == 1
 
-    def test_a_duplicate_waits_and_changes_nothing(self, world: World) -> None:
+    def test_a_duplicate_is_refused_while_the_lease_is_valid(self, world: World) -> None:
         """A record stays in progress until its lease expires."""
         claim = a_claim()
         world.owned(claim)
@@ -115,7 +115,7 @@ class Claiming:
         assert (verdict.code, verdict.record) == (model.Code.IN_PROGRESS, before)
         assert world.record(claim.id) == before
 
-    def test_another_request_under_the_same_key_is_told_so_in_every_state(self, world: World) -> None:
+    def test_a_different_request_with_the_same_key_is_refused_in_every_state(self, world: World) -> None:
         """The fingerprint is compared first, in every state, and nothing is written."""
         for state in (
             model.State.IN_PROGRESS,
@@ -133,7 +133,7 @@ class Claiming:
                 assert verdict == model.Refuse(model.Code.KEY_REUSED), (state, wait)
                 assert world.record(standing.claim.id) == before, (state, wait)
 
-    def test_scopes_and_keys_do_not_meet(self, world: World) -> None:
+    def test_other_scopes_and_keys_are_claimed_independently(self, world: World) -> None:
         """The same key of another tenant is another key, and scope and key cannot run into each other."""
         claim = a_claim("order-1")
         strangers = [
@@ -148,7 +148,7 @@ class Claiming:
         for record_id in strangers:
             world.owned(again(claim, id=record_id))
 
-    def test_a_row_that_appears_before_our_insert_wins(self, world: World) -> None:
+    def test_a_claim_is_refused_if_another_inserts_the_row_first(self, world: World) -> None:
         """The insert finds the record and reads it, without an error."""
         claim = a_claim()
         world.before("claim", lambda: world.owned(again(claim)))
@@ -159,7 +159,7 @@ class Claiming:
         assert verdict.code is model.Code.IN_PROGRESS
         assert world.record(claim.id).version == 1
 
-    def test_a_row_that_vanishes_before_our_swap_is_claimed_anew(self, world: World) -> None:
+    def test_a_record_deleted_before_its_takeover_is_claimed_as_new(self, world: World) -> None:
         """Its owner withdrew the claim after we had read it."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -174,7 +174,7 @@ class Claiming:
 class Racing:
     """One statement decides, so exactly one caller wins."""
 
-    def test_a_crowd_on_a_new_key(self, world: World) -> None:
+    def test_concurrent_claims_of_a_new_key_have_one_winner(self, world: World) -> None:
         """64 threads, one execution."""
         claim = a_claim()
         verdicts = at_once([lambda: world.begin(again(claim))] * CROWD)
@@ -183,13 +183,13 @@ class Racing:
         record = world.record(claim.id)
         assert (record.owner, record.fence, record.version) == (winner.lease.owner, 1, 1)
 
-    def test_two_claimers_again_and_again(self, world: World) -> None:
+    def test_two_concurrent_claims_have_one_winner_in_every_round(self, world: World) -> None:
         """Each round has one winner."""
         for _ in range(ROUNDS):
             claim = a_claim()
             only_winner(at_once([partial(world.begin, again(claim)), partial(world.begin, again(claim))]))
 
-    def test_a_crowd_of_retries_after_a_failure(self, world: World) -> None:
+    def test_concurrent_retries_after_a_failure_have_one_winner(self, world: World) -> None:
         """Ten retries: one executes, nine have to wait."""
         claim = stand(world, model.State.FAILED_RETRYABLE).claim
 
@@ -197,7 +197,7 @@ class Racing:
 
         assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
 
-    def test_a_crowd_on_a_stale_lease(self, world: World) -> None:
+    def test_concurrent_takeovers_of_an_expired_lease_have_one_winner(self, world: World) -> None:
         """One caller takes over (13)."""
         claim = stand(world, model.State.IN_PROGRESS).claim
         world.advance(LEASE)
@@ -206,7 +206,7 @@ class Racing:
 
         assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
 
-    def test_a_crowd_on_an_expired_key(self, world: World) -> None:
+    def test_concurrent_claims_of_an_expired_key_have_one_winner(self, world: World) -> None:
         """One caller starts again (31)."""
         claim = stand(world, model.State.COMPLETED).claim
         world.advance(TTL)
@@ -215,7 +215,7 @@ class Racing:
 
         assert (winner.lease.fence, world.record(claim.id).fence) == (2, 2)
 
-    def test_a_crowd_on_what_nobody_may_repeat(self, world: World) -> None:
+    def test_concurrent_retries_mark_a_non_repeatable_record_unknown_once(self, world: World) -> None:
         """No caller wins, and the record is marked unknown once (15)."""
         claim = stand(
             world, model.State.IN_PROGRESS, effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN
@@ -230,7 +230,7 @@ class Racing:
         assert len(verdicts) == 10  # noqa: PLR2004  (as many as were sent)
         assert world.record(claim.id).version == 2  # noqa: PLR2004  (the claim and the doubt)
 
-    def test_a_crowd_on_an_answer(self, world: World) -> None:
+    def test_concurrent_retries_all_replay_a_stored_response(self, world: World) -> None:
         """All callers receive it as a replay."""
         claim = stand(world, model.State.COMPLETED).claim
 
@@ -238,7 +238,7 @@ class Racing:
 
         assert all(isinstance(verdict, model.Replay) for verdict in verdicts)
 
-    def test_an_owner_that_comes_back_races_its_successor(self, world: World) -> None:
+    def test_either_a_late_owner_or_its_successor_wins(self, world: World) -> None:
         """Either the response is stored and replayed, or the successor runs and the response is refused."""
         for _ in range(ROUNDS):
             standing = stand(world, model.State.IN_PROGRESS)
@@ -251,7 +251,7 @@ class Racing:
             assert isinstance(settled, model.Settled)
             assert isinstance(verdict, model.Replay if settled.ours else model.Proceed)
 
-    def test_a_crowd_settles_one_operation(self, world: World) -> None:
+    def test_concurrent_identical_settlements_write_once(self, world: World) -> None:
         """The same settlement from many threads is written once."""
         standing = stand(world, model.State.IN_PROGRESS)
 
@@ -260,7 +260,7 @@ class Racing:
         assert all(one.ours for one in settled)
         assert world.record(standing.claim.id).version == 2  # noqa: PLR2004  (the claim and the answer)
 
-    def test_many_keys_at_once_do_not_disturb_each_other(self, world: World) -> None:
+    def test_concurrent_requests_with_different_keys_are_independent(self, world: World) -> None:
         """Each key has its own winner and its own response."""
 
         def whole(number: int) -> None:

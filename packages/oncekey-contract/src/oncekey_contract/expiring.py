@@ -28,7 +28,7 @@ _F, _U, _C = model.State.FAILED_RETRYABLE, model.State.UNKNOWN, model.State.COMP
 class Expiring:
     """Only finished records expire; a key that is used again has a new incarnation."""
 
-    def test_an_answer_is_replayed_until_its_last_microsecond(self, world: World) -> None:
+    def test_a_response_is_replayed_until_it_expires(self, world: World) -> None:
         """And not one microsecond longer."""
         standing = stand(world, model.State.COMPLETED)
         world.advance(TTL - 1)
@@ -36,7 +36,7 @@ class Expiring:
         world.advance(1)
         assert isinstance(world.begin(again(standing.claim)), model.Proceed)
 
-    def test_an_expired_key_starts_anew_and_its_fence_goes_on(self, world: World) -> None:
+    def test_an_expired_key_starts_a_new_incarnation_with_a_higher_fence(self, world: World) -> None:
         """It has a new incarnation and a new request; only the counters continue (31, F1)."""
         for state in EXPIRING:
             standing = stand(world, state)
@@ -105,7 +105,7 @@ class Expiring:
                 assert world.settle(standing.lease, settlement).ours == (name == "discarded"), name
             assert world.record(standing.claim.id) == before
 
-    def test_what_is_unfinished_does_not_expire(self, world: World) -> None:
+    def test_an_unfinished_record_does_not_expire(self, world: World) -> None:
         """However much time passes, a running record stays in progress, and an unknown one stays unknown (P6, F3)."""
         unknown = stand(world, model.State.UNKNOWN)
         inline = stand(world, model.State.IN_PROGRESS, effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN)
@@ -125,7 +125,7 @@ class Expiring:
         taken = world.owned(again(local.claim))
         assert (taken.incarnation, taken.fence) == (local.claim.incarnation, 2)
 
-    def test_another_request_does_not_get_an_unfinished_key_by_waiting(self, world: World) -> None:
+    def test_an_unfinished_key_past_its_ttl_refuses_a_different_request(self, world: World) -> None:
         """A different body is still refused a day later (F3)."""
         for state in (model.State.IN_PROGRESS, model.State.UNKNOWN):
             standing = stand(world, state)
@@ -133,7 +133,7 @@ class Expiring:
             verdict = world.begin(again(standing.claim, fingerprint=OTHER_FINGERPRINT))
             assert verdict == model.Refuse(model.Code.KEY_REUSED), state
 
-    def test_no_answer_is_born_expired(self, world: World) -> None:
+    def test_a_late_response_is_kept_for_a_full_ttl(self, world: World) -> None:
         """However late a response is stored, it is kept for a whole ttl (P6, F2)."""
         for settled_from in (model.State.IN_PROGRESS, model.State.FAILED_RETRYABLE, model.State.UNKNOWN):
             standing = stand(world, settled_from)
@@ -144,7 +144,7 @@ class Expiring:
             assert world.record(standing.claim.id).expires_at == now + TTL, settled_from
             assert isinstance(world.begin(again(standing.claim)), model.Replay), settled_from
 
-    def test_no_answer_expires_earlier_than_its_claim_said(self, world: World) -> None:
+    def test_a_response_never_expires_earlier_than_its_claim(self, world: World) -> None:
         """Expiry moves forward only: max(expires_at, now + ttl) (P6)."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -154,7 +154,7 @@ class Expiring:
 
         assert world.record(claim.id).expires_at == lease.expires_at
 
-    def test_an_expired_key_can_be_gone_for_good(self, world: World) -> None:
+    def test_an_expired_key_is_refused_if_the_policy_is_gone(self, world: World) -> None:
         """If the policy says so, an expired key is refused, and nothing is written."""
         gone = Policy(on_expired=OnExpired.GONE)
         for state in EXPIRING:
@@ -164,7 +164,7 @@ class Expiring:
             assert world.begin(again(standing.claim), gone) == model.Refuse(model.Code.KEY_EXPIRED), state
             assert world.record(standing.claim.id) == before, state
 
-    def test_a_new_start_whose_reply_was_lost_is_ours(self, world: World) -> None:
+    def test_a_claim_of_an_expired_key_succeeds_after_a_lost_reply(self, world: World) -> None:
         """A second read finds the request's own claim (P7)."""
         standing = stand(world, model.State.COMPLETED)
         world.advance(TTL)
@@ -174,7 +174,7 @@ class Expiring:
 
         assert (lease.fence, world.record(standing.claim.id).version) == (2, 3)
 
-    def test_a_late_answer_beats_a_new_start(self, world: World) -> None:
+    def test_a_response_stored_before_a_new_incarnation_is_replayed(self, world: World) -> None:
         """The response was stored after the read, so it is replayed (V in 31)."""
         standing = stand(world, model.State.FAILED_RETRYABLE)
         world.advance(TTL)
@@ -202,7 +202,7 @@ def _due(world: World, **changes: object) -> Expired:
 class Sweeping:
     """The sweeper ends only expired leases, and the reaper removes only expired records."""
 
-    def test_a_sweep_ends_a_lease_that_ran_out(self, world: World) -> None:
+    def test_a_sweep_ends_an_expired_lease(self, world: World) -> None:
         """It becomes retryable if the work may run again, else unknown; the fence stays for a late owner (14, 15)."""
         upkeep = world.store.upkeep
         if upkeep is None:
@@ -233,7 +233,7 @@ class Sweeping:
             if effects is not model.Effects.PHASED:
                 assert world.settle(lease, answered()).ours
 
-    def test_a_sweep_leaves_who_was_heard_again(self, world: World) -> None:
+    def test_a_sweep_is_refused_after_a_heartbeat(self, world: World) -> None:
         """A heartbeat and a response each change the version, so the sweep is refused."""
         upkeep = world.store.upkeep
         if upkeep is None:
@@ -248,7 +248,7 @@ class Sweeping:
             assert not world.go(upkeep.sweep(seen, to, "swept")), to
         assert world.record(claim.id).state is model.State.IN_PROGRESS
 
-    def test_what_nobody_may_run_again_is_not_swept_to_retryable(self, world: World) -> None:
+    def test_a_sweep_does_not_make_a_non_repeatable_record_retryable(self, world: World) -> None:
         """The store refuses the move of a sweeper that decides wrongly (P2)."""
         upkeep = world.store.upkeep
         if upkeep is None:
@@ -258,7 +258,7 @@ class Sweeping:
         world.advance(LEASE)
         assert not world.go(upkeep.sweep(world.record(claim.id), _F, "swept"))
 
-    def test_what_was_begun_is_parked_when_its_time_is_over(self, world: World) -> None:
+    def test_a_sweep_marks_an_expired_resumable_record_unknown(self, world: World) -> None:
         """The reaper does not delete it, and no worker resumes it (18)."""
         upkeep = world.store.upkeep
         if upkeep is None:
@@ -274,7 +274,7 @@ class Sweeping:
         world.advance(TTL)
         assert not world.go(upkeep.sweep(failed, _U, "expired")), "no worker sweeps a record without finished steps"
 
-    def test_what_is_finished_is_purged_when_its_time_is_over(self, world: World) -> None:
+    def test_a_purge_deletes_only_finished_expired_records(self, world: World) -> None:
         """Responses and plain failures are deleted, not a moment early; unfinished records stay (30, P6)."""
         upkeep = world.store.upkeep
         if upkeep is None:
@@ -296,7 +296,7 @@ class Sweeping:
         assert left == {model.State.IN_PROGRESS, _U}
         assert world.find(begun_before).record is not None
 
-    def test_a_purge_goes_on_from_where_it_came_to(self, world: World) -> None:
+    def test_a_purge_resumes_at_the_last_position(self, world: World) -> None:
         """The records that expired first are deleted first, up to the limit."""
         upkeep = world.store.upkeep
         if upkeep is None:
@@ -317,7 +317,7 @@ class Sweeping:
             place = gone.last
         assert not any(left)
 
-    def test_answers_are_marked_and_purged_later(self, world: World) -> None:
+    def test_expired_responses_are_marked_first_and_purged_later(self, world: World) -> None:
         """If expired records are kept for a while: only responses are marked, and only marked ones kept (29, 30)."""
         upkeep = world.store.upkeep
         if upkeep is None:
@@ -339,7 +339,7 @@ class Sweeping:
         assert world.go(upkeep.purge_kept(_due(world), _MANY)).moved >= 1
         assert world.find(seen.id).record is None
 
-    def test_a_batch_has_a_line_per_scope_or_per_record(self, world: World) -> None:
+    def test_a_batch_writes_audit_entries_per_scope_or_per_record(self, world: World) -> None:
         """It has the number, the time span and the worker; an entry about one record names it (29, 30)."""
         upkeep = world.store.upkeep
         if upkeep is None:
@@ -382,7 +382,7 @@ class Sweeping:
                 assert (line.note.actor, line.note.who) == (Actor.REAPER, "worker-7")
             assert world.go(world.store.audit.deletions(one, 10)) == ()
 
-    def test_a_purge_leaves_a_key_that_is_used_anew(self, world: World) -> None:
+    def test_a_purge_keeps_an_expired_key_that_was_claimed_again(self, world: World) -> None:
         """The purge checks the current row, not an earlier read."""
         upkeep = world.store.upkeep
         if upkeep is None:

@@ -54,7 +54,7 @@ KEYS = (
 class Keeping:
     """The store returns exactly the bytes that were stored."""
 
-    def test_answers_come_back_byte_for_byte(self, world: World) -> None:
+    def test_a_response_is_replayed_byte_for_byte(self, world: World) -> None:
         """Every byte value, an empty body, a tombstone, and two megabytes."""
         for body in BODIES:
             for headers in HEADERS:
@@ -65,7 +65,7 @@ class Keeping:
                 assert isinstance(verdict, model.Replay)
                 assert verdict.record.response == settlement.response
 
-    def test_every_status_is_kept(self, world: World) -> None:
+    def test_every_status_code_is_stored(self, world: World) -> None:
         """Every status code is read back unchanged."""
         for status in (200, 201, 204, 302, 400, 402, 404, 409, 422, 500, 599):
             claim = a_claim()
@@ -84,7 +84,7 @@ class Keeping:
             for claim in claims:
                 assert world.record(claim.id).incarnation == claim.incarnation
 
-    def test_long_names_fit(self, world: World) -> None:
+    def test_long_text_fields_are_stored(self, world: World) -> None:
         """Paths, operations, methods and errors of any sensible length are stored without an error."""
         claim = a_claim(path="/" + "päth/" * 800, operation="o" * 500, method="VERSION-CONTROL")
         lease = world.owned(claim)
@@ -93,7 +93,7 @@ class Keeping:
         assert (record.path, record.operation, record.method) == (claim.path, claim.operation, claim.method)
         assert record.last_error == "x" * 5000
 
-    def test_long_spans_fit(self, world: World) -> None:
+    def test_long_durations_do_not_overflow(self, world: World) -> None:
         """A hundred years in microseconds do not overflow."""
         century = 100 * 365 * TTL
         claim = a_claim(lease=century, deadline=2 * century, ttl=3 * century, call_timeout=century)
@@ -101,7 +101,7 @@ class Keeping:
         assert lease.lease_until == world.clock.now + century
         assert world.record(claim.id).expires_at == world.clock.now + 3 * century
 
-    def test_without_a_clock_the_store_uses_its_own(self, world: World) -> None:
+    def test_the_store_uses_its_own_clock_without_a_test_clock(self, world: World) -> None:
         """One clock sets all timestamps of a record, and it never runs backwards."""
         claim = a_claim()
         begun = world.go(request.begin(world.unclocked, claim, Policy()))
@@ -127,7 +127,7 @@ class Keeping:
         assert settled.snapshot.record.expires_at == finished + claim.ttl
         assert world.go(world.unclocked.find(claim.id)).now >= finished
 
-    def test_a_worker_is_on_the_roll_until_it_leaves(self, world: World) -> None:
+    def test_a_worker_is_listed_until_it_leaves(self, world: World) -> None:
         """Each heartbeat updates `seen_at` but not the start, and leaving deletes the row."""
         upkeep = world.store.upkeep
         if upkeep is None:
@@ -151,26 +151,26 @@ class Keeping:
         world.go(upkeep.leave(name))
         assert seen() is None
 
-    def test_a_worker_that_died_is_forgotten_after_a_time(self, world: World) -> None:
+    def test_a_dead_worker_is_removed_after_the_given_time(self, world: World) -> None:
         """Not earlier: an operator should see that it died."""
         upkeep = world.store.upkeep
         if upkeep is None:
             return
         name = f"host:7:{uuid.uuid4().hex}"
 
-        def is_there() -> bool:
+        def is_listed() -> bool:
             return name in {one.name for one in world.go(upkeep.workers()).workers}
 
         world.go(upkeep.beat(name, (), model.SECOND))
         world.advance(model.HOUR)
         world.go(upkeep.forget_workers(model.HOUR))  # the worker announced its next beat for a second later
-        assert is_there()
+        assert is_listed()
         world.advance(model.SECOND)
         assert world.go(upkeep.forget_workers(model.HOUR)) >= 1
-        assert not is_there()
+        assert not is_listed()
 
 
-def _of(record: model.Record) -> model.Finished:
+def _finished_of(record: model.Record) -> model.Finished:
     return model.Finished(
         id=record.id,
         incarnation=record.incarnation,
@@ -191,7 +191,7 @@ class Recalling:
             standing = stand(world, state)
             glimpse = world.go(world.store.recall(standing.claim.id))
             if state is model.State.COMPLETED:
-                assert glimpse == (_of(world.record(standing.claim.id)), world.clock())
+                assert glimpse == (_finished_of(world.record(standing.claim.id)), world.clock())
             else:
                 assert glimpse is None, state
         assert world.go(world.store.recall(model.RecordId("shop|tenant-1", "nobody-used-this-one"))) is None
@@ -201,7 +201,7 @@ class Recalling:
         standing = stand(world, model.State.COMPLETED)
         assert world.go(world.store.recall(model.RecordId("shop|tenant-2", standing.claim.id.key))) is None
 
-    def test_an_answer_is_recalled_byte_for_byte(self, world: World) -> None:
+    def test_a_response_is_recalled_byte_for_byte(self, world: World) -> None:
         """Headers in order, repeated headers, a binary body, and a body that was not stored."""
         headers = ((b"content-type", b"application/octet-stream"), (b"set-cookie", b"a=\xff"), (b"set-cookie", b"b"))
         for body in (bytes(range(256)), b"", None):
@@ -211,7 +211,7 @@ class Recalling:
             assert glimpse is not None
             assert glimpse.finished.response == response
 
-    def test_many_are_recalled_as_each_by_itself(self, world: World) -> None:
+    def test_recall_all_returns_the_same_as_recall_of_each_key(self, world: World) -> None:
         """In every state, with duplicates, with keys that do not exist, and with an empty list."""
         ids = [stand(world, state).claim.id for state in (*STATES, model.State.COMPLETED)]
         odd = a_claim('a "quoted" \\ key, with ü and 漢字')
@@ -223,7 +223,7 @@ class Recalling:
         assert len(found) == 3  # noqa: PLR2004  (two that were made to stand, and the odd one)
         assert world.go(world.store.recall_all(())) == {}
 
-    def test_a_repeat_hears_what_a_claim_would(self, world: World) -> None:
+    def test_a_recalled_record_leads_to_the_same_verdict_as_a_claim(self, world: World) -> None:
         """The same request and another one, up to the last microsecond of the ttl and after it."""
         for age, fingerprint, policy in product(
             (0, TTL - 1, TTL), (FINGERPRINT, OTHER_FINGERPRINT), (Policy(), Policy(on_expired=OnExpired.GONE))
@@ -236,20 +236,20 @@ class Recalling:
             verdict = world.begin(again(standing.claim, fingerprint=fingerprint), policy)
             if isinstance(verdict, model.Replay):
                 assert isinstance(verdict.record, model.Record)
-                assert ruled == model.Replay(_of(verdict.record), verdict.now)
+                assert ruled == model.Replay(_finished_of(verdict.record), verdict.now)
             else:
                 assert ruled == (verdict if isinstance(verdict, model.Refuse) else None)
 
-    def test_what_begins_anew_is_not_recalled(self, world: World) -> None:
+    def test_an_expired_response_is_not_recalled_after_a_new_claim(self, world: World) -> None:
         """Neither while it is running, nor the earlier response once it has a new one (31)."""
         standing = stand(world, model.State.COMPLETED)
         world.advance(TTL)
         lease = world.owned(again(standing.claim))
         assert world.go(world.store.recall(lease.id)) is None
         assert world.settle(lease, answered(b"another answer")).ours
-        assert world.go(world.store.recall(lease.id)) == (_of(world.record(lease.id)), world.clock())
+        assert world.go(world.store.recall(lease.id)) == (_finished_of(world.record(lease.id)), world.clock())
 
-    def test_the_stores_own_clock_says_how_old_an_answer_is(self, world: World) -> None:
+    def test_recall_returns_the_time_of_the_store_clock(self, world: World) -> None:
         """Without a test clock `recall` returns the store's clock, like every other read."""
         standing = stand(world, model.State.COMPLETED)
         glimpse = world.go(world.unclocked.recall(standing.claim.id))

@@ -34,14 +34,14 @@ _WRITES: Mapping[model.State | None, Mapping[str, model.State | None]] = Mapping
 )
 """By state, the settlements that the owner may still write, and the state that each leads to (7 to 12, U2)."""
 
-_SAID_BEFORE = frozenset({(_C, "completed"), (_F, "retryable"), (_U, "doubtful"), (None, "discarded")})
+_REPEATS = frozenset({(_C, "completed"), (_F, "retryable"), (_U, "doubtful"), (None, "discarded")})
 """Repeats of the settlement that led to this state: nothing is written, and the owner gets a success."""
 
 
 class Settling:
     """A settlement is written once, and only by the owner."""
 
-    def test_completing_stores_the_answer_and_frees_the_record(self, world: World) -> None:
+    def test_completing_stores_the_response_and_releases_the_lease(self, world: World) -> None:
         """One write sets state, response, timestamps and expiry (7)."""
         for settlement, outcome in (
             (answered(), model.Outcome.SUCCESS),
@@ -70,7 +70,7 @@ class Settling:
             )
             assert world.record(claim.id) == settled.snapshot.record
 
-    def test_every_settlement_in_every_state(self, world: World) -> None:
+    def test_each_state_accepts_only_its_allowed_settlements(self, world: World) -> None:
         """Every pair of the table above: written, a repeat, or refused without any change."""
         for state in STATES:
             for name, settlement in SETTLEMENTS.items():
@@ -86,11 +86,11 @@ class Settling:
                     assert (after and after.state) == _WRITES[state][name], case
                     assert after is None or (before and after.version == before.version + 1), case
                 else:
-                    assert settled.ours == (case in _SAID_BEFORE), case
+                    assert settled.ours == (case in _REPEATS), case
                     assert after == before, case
                     assert settled.snapshot.record == before, case
 
-    def test_no_settlement_is_written_with_a_false_proof(self, world: World) -> None:
+    def test_a_settlement_with_a_wrong_proof_is_refused(self, world: World) -> None:
         """With another fence or another incarnation it is refused in every state (P1, F1)."""
         for state in STATES:
             for name, settlement in SETTLEMENTS.items():
@@ -115,7 +115,7 @@ class Settling:
 
             assert world.find(claim.id).record == before, name
 
-    def test_a_settlement_whose_reply_was_lost_is_ours(self, world: World) -> None:
+    def test_a_settlement_succeeds_after_a_lost_reply(self, world: World) -> None:
         """Whether one reply is lost, or all of them until the flow gives up (P7)."""
         for name, settlement in SETTLEMENTS.items():
             claim = a_claim()
@@ -127,7 +127,7 @@ class Settling:
             record = world.find(claim.id).record
             assert (record and record.version) == (None if name == "discarded" else 2), name
 
-    def test_a_key_that_was_never_claimed_cannot_be_completed(self, world: World) -> None:
+    def test_an_unclaimed_key_cannot_be_completed(self, world: World) -> None:
         """It is an error of the caller; the store does not insert a record."""
         claim = a_claim()
         lease = replace(world.owned(a_claim()), id=claim.id)
@@ -137,7 +137,7 @@ class Settling:
         assert not settled.ours
         assert world.find(claim.id).record is None
 
-    def test_an_owner_whose_lease_ran_out_may_settle_while_nobody_took_over(self, world: World) -> None:
+    def test_an_owner_can_settle_after_its_lease_expired_without_a_takeover(self, world: World) -> None:
         """The owner has the best evidence of what happened (U2)."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -146,7 +146,7 @@ class Settling:
         assert world.settle(lease, answered()).ours
         assert isinstance(world.begin(again(claim)), model.Replay)
 
-    def test_an_owner_that_was_only_doubted_may_settle_late(self, world: World) -> None:
+    def test_an_owner_can_settle_after_its_record_was_marked_unknown(self, world: World) -> None:
         """Becoming unknown does not change the fence, so the owner's result still counts (8, F35)."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -158,7 +158,7 @@ class Settling:
         record = world.record(claim.id)
         assert (record.state, record.last_error, record.reconcile_after) == (_C, None, None)
 
-    def test_doubt_and_failure_say_why_and_free_the_record(self, world: World) -> None:
+    def test_failed_and_unknown_records_store_the_error_and_release_the_lease(self, world: World) -> None:
         """Only IN_PROGRESS has an owner and a lease; an unknown record is due for the reconciler at once (10, 12)."""
         for state, error in ((_F, "provider_refused"), (_U, "provider_timeout")):
             standing = stand(world, state)
@@ -168,7 +168,7 @@ class Settling:
             assert (record.response, record.outcome, record.finished_at) == (None, None, None)
             assert record.reconcile_after == (world.clock.now if state is _U else None)
 
-    def test_a_claim_taken_back_leaves_a_fresh_key(self, world: World) -> None:
+    def test_a_discarded_claim_leaves_an_unused_key(self, world: World) -> None:
         """The next request with the key executes as a new one (9)."""
         standing = stand(world, None)
 
@@ -177,7 +177,7 @@ class Settling:
         assert (lease.fence, lease.attempt) == (1, 1)
         assert not world.settle(standing.lease, answered()).ours
 
-    def test_a_replay_reads_and_writes_nothing(self, world: World) -> None:
+    def test_a_replay_does_not_change_the_record(self, world: World) -> None:
         """However many requests replay it."""
         standing = stand(world, model.State.COMPLETED)
         before = world.record(standing.claim.id)
@@ -190,7 +190,7 @@ class Settling:
 class Renewing:
     """A heartbeat changes the end of the lease, and nothing else."""
 
-    def test_renewing_moves_the_end(self, world: World) -> None:
+    def test_a_renewal_extends_the_lease(self, world: World) -> None:
         """The lease ends the given time from now (4)."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -200,7 +200,7 @@ class Renewing:
         assert world.renew(lease, LEASE) == now + LEASE
         assert world.record(claim.id) == replace(before, lease_until=now + LEASE, version=2)
 
-    def test_renewing_stops_at_the_deadline(self, world: World) -> None:
+    def test_a_renewal_does_not_extend_the_lease_past_the_deadline(self, world: World) -> None:
         """A hung handler does not keep its lease forever (P5, F9)."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -212,7 +212,7 @@ class Renewing:
         assert world.renew(lease, LEASE) is None
         assert world.record(claim.id) == before
 
-    def test_renewing_revives_a_lease_that_nobody_acted_on(self, world: World) -> None:
+    def test_an_expired_lease_can_be_renewed_before_a_takeover(self, world: World) -> None:
         """The owner was only late."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -220,7 +220,7 @@ class Renewing:
 
         assert world.renew(lease, LEASE) == now + LEASE
 
-    def test_renewing_is_for_the_owner_of_a_record_in_progress(self, world: World) -> None:
+    def test_only_the_owner_of_a_record_in_progress_can_renew(self, world: World) -> None:
         """Refused after a settlement, with a wrong proof, and for a deleted row (P1, P3)."""
         for state in STATES:
             standing = stand(world, state)
@@ -232,7 +232,7 @@ class Renewing:
                 assert world.renew(lease, LEASE) is None, state
             assert world.find(standing.claim.id).record == before, state
 
-    def test_a_renewal_whose_reply_was_lost_is_made_again(self, world: World) -> None:
+    def test_a_renewal_is_repeated_after_a_lost_reply(self, world: World) -> None:
         """Renewing twice is harmless."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -244,7 +244,7 @@ class Renewing:
 class TakingOver:
     """The next owner proves which version it has read, and increments the fence."""
 
-    def test_a_stale_lease_of_what_may_run_again_is_taken_over(self, world: World) -> None:
+    def test_a_repeatable_record_is_taken_over_after_its_lease_expired(self, world: World) -> None:
         """The incarnation stays; fence and attempts are incremented; the lease is new; the rest is kept (13)."""
         claim = a_claim()
         world.owned(claim)
@@ -267,7 +267,7 @@ class TakingOver:
         )
         assert world.record(claim.id) == verdict.record
 
-    def test_a_stale_lease_of_what_nobody_may_repeat_becomes_unknown(self, world: World) -> None:
+    def test_a_non_repeatable_record_becomes_unknown_after_its_lease_expired(self, world: World) -> None:
         """One request marks it unknown, and all receive the same verdict; the fence stays for a late owner (15)."""
         claim = a_claim(effects=model.Effects.INLINE, recovery=model.Recovery.UNKNOWN)
         world.owned(claim)
@@ -290,7 +290,7 @@ class TakingOver:
             assert (verdict.code, verdict.record) == (model.Code.OUTCOME_UNKNOWN, doubted)
         assert world.record(claim.id) == doubted
 
-    def test_a_stale_lease_that_counts_as_failed_is_an_operators_at_once(self, world: World) -> None:
+    def test_an_expired_lease_with_recovery_fail_is_left_to_an_operator(self, world: World) -> None:
         """It becomes unknown, and no resolver is called for it (15)."""
         claim = a_claim(effects=model.Effects.INLINE, recovery=model.Recovery.FAIL)
         world.owned(claim)
@@ -303,7 +303,7 @@ class TakingOver:
         assert (record.state, record.last_error) == (model.State.UNKNOWN, FAILED_BY_LEASE)
         assert record.reconcile_after is None
 
-    def test_what_provably_did_not_happen_is_taken_over_at_once(self, world: World) -> None:
+    def test_a_retryable_record_is_taken_over_immediately(self, world: World) -> None:
         """The error is cleared, the fence continues (16)."""
         standing = stand(world, model.State.FAILED_RETRYABLE)
 
@@ -315,7 +315,7 @@ class TakingOver:
         assert verdict.record.last_error is None
         assert verdict.record.incarnation == standing.claim.incarnation
 
-    def test_taking_over_keeps_the_first_fingerprint_and_takes_on_its_own_effects(self, world: World) -> None:
+    def test_a_takeover_keeps_the_fingerprint_and_replaces_the_effects(self, world: World) -> None:
         """The successor runs the same request; nothing was done yet, so its own effects apply after a crash (P2)."""
         standing = stand(world, model.State.FAILED_RETRYABLE)
         seen = world.record(standing.claim.id)
@@ -339,7 +339,7 @@ class TakingOver:
         for name in ("effects", "recovery", "call_timeout"):
             assert getattr(taken.record, name) == getattr(other, name), name
 
-    def test_a_swap_that_saw_something_older_loses_and_writes_nothing(self, world: World) -> None:
+    def test_a_write_with_another_version_or_incarnation_is_refused(self, world: World) -> None:
         """Version and incarnation are compared in the statement that writes (P1)."""
         for state in STATES:
             standing = stand(world, state)
@@ -358,7 +358,7 @@ class TakingOver:
                 assert world.go(world.store.mark_unknown(absent, "lost")) is None, state
             assert world.find(standing.claim.id).record == now, state
 
-    def test_a_heartbeat_beats_a_taker_that_looked_before_it(self, world: World) -> None:
+    def test_a_takeover_fails_if_the_lease_was_renewed_after_the_read(self, world: World) -> None:
         """A renewed lease is not taken over (4)."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -371,7 +371,7 @@ class TakingOver:
         assert verdict.code is model.Code.IN_PROGRESS
         assert world.record(claim.id).fence == 1
 
-    def test_an_answer_beats_a_taker_that_looked_before_it(self, world: World) -> None:
+    def test_a_takeover_replays_a_response_stored_after_the_read(self, world: World) -> None:
         """A response stored after the read is not overwritten but replayed (V in 13 and 16)."""
         claim = a_claim()
         lease = world.owned(claim)
@@ -383,7 +383,7 @@ class TakingOver:
         assert isinstance(verdict, model.Replay)
         assert verdict.record.response == answered().response
 
-    def test_a_take_over_whose_reply_was_lost_is_ours(self, world: World) -> None:
+    def test_a_takeover_succeeds_after_a_lost_reply(self, world: World) -> None:
         """A second read finds the request's own claim (P7)."""
         standing = stand(world, model.State.FAILED_RETRYABLE)
         world.lose_reply("take_over")
@@ -392,7 +392,7 @@ class TakingOver:
 
         assert (lease.fence, world.record(standing.claim.id).version) == (2, 3)
 
-    def test_who_was_taken_over_writes_nothing(self, world: World) -> None:
+    def test_a_replaced_owner_writes_nothing(self, world: World) -> None:
         """The store refuses every write of the old owner (P1, F11)."""
         claim = a_claim()
         zombie = world.owned(claim)

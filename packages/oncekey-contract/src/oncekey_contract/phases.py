@@ -30,7 +30,7 @@ _F, _U = State.FAILED_RETRYABLE, State.UNKNOWN
 class Stepping:
     """A finished phase is stored with its rows, by its owner, once."""
 
-    def test_a_finished_phase_moves_the_memo_the_recovery_point_and_the_lease(self, world: World) -> None:
+    def test_a_finished_phase_updates_memo_recovery_point_and_lease(self, world: World) -> None:
         """One write changes all three; everything else stays (5)."""
         claim, lease = begun(world)
         before = world.record(claim.id)
@@ -47,7 +47,7 @@ class Stepping:
         assert second.record == replace(expected, version=3, memo=(ORDER, CHARGE), recovery_point="charge")
         assert world.record(claim.id) == second.record
 
-    def test_a_phase_neither_shortens_its_lease_nor_passes_the_deadline(self, world: World) -> None:
+    def test_a_phase_never_shortens_the_lease_or_extends_it_past_the_deadline(self, world: World) -> None:
         """A long phase keeps its lease; a hung handler does not keep it forever (P5, F9)."""
         claim, lease = begun(world)
         assert world.checkpoint(lease, (), (ORDER,), 1) is not None
@@ -66,7 +66,7 @@ class Stepping:
         assert world.record(claim.id) == before
         assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
 
-    def test_a_phase_is_written_over_what_was_seen_and_over_nothing_else(self, world: World) -> None:
+    def test_a_phase_is_refused_over_another_memo_or_an_open_call(self, world: World) -> None:
         """Refused with a wrong proof, over another memo, or while a call is open (P1, H1)."""
         claim, lease = begun(world)
         assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
@@ -82,7 +82,7 @@ class Stepping:
         assert world.checkpoint(lease, (ORDER,), (ORDER, CHARGE), LEASE) is None
         assert world.record(claim.id) == before
 
-    def test_a_phase_is_for_a_record_in_progress(self, world: World) -> None:
+    def test_a_phase_is_refused_after_a_settlement(self, world: World) -> None:
         """Not after any settlement (P3)."""
         for settlement in (HandedBack("x"), Doubtful("x"), answered()):
             claim, lease = begun(world)
@@ -91,7 +91,7 @@ class Stepping:
             assert world.checkpoint(lease, (), (ORDER,), LEASE) is None, settlement
             assert world.record(claim.id) == before
 
-    def test_the_recovery_point_goes_from_start_to_finish(self, world: World) -> None:
+    def test_the_recovery_point_advances_with_each_step(self, world: World) -> None:
         """It advances step by step, and finishes with the response."""
         claim, lease = announced(world)
         points = [world.record(claim.id).recovery_point]
@@ -102,7 +102,7 @@ class Stepping:
         assert points == ["order", "charge", FINISHED]
         assert world.record(claim.id).memo == (ORDER, CHARGE)
 
-    def test_the_longest_name_of_a_phase_fits(self, world: World) -> None:
+    def test_the_longest_phase_name_is_stored(self, world: World) -> None:
         """It is the record's recovery point, and is read back unchanged."""
         claim, lease = begun(world)
         phase = replace(ORDER, name="ü" * LONGEST_NAME)
@@ -112,7 +112,7 @@ class Stepping:
         record = world.record(claim.id)
         assert (record.memo, record.recovery_point) == ((phase,), phase.name)
 
-    def test_a_phase_whose_commit_got_no_reply_is_found_or_not(self, world: World) -> None:
+    def test_after_lost_commit_returns_whether_the_phase_was_stored(self, world: World) -> None:
         """The record shows which, and an owner that was replaced gets an error (P7)."""
         phases = world.store.phases
         claim, lease = begun(world)
@@ -133,7 +133,7 @@ class Stepping:
 class Announcing:
     """An owner announces each call before making it, and cannot continue while the announcement is open."""
 
-    def test_a_first_announcement_says_when_it_may_be_sent_and_repeated(self, world: World) -> None:
+    def test_the_first_announcement_sets_the_send_and_repeat_windows(self, world: World) -> None:
         """Both times are by the store's clock; the lease outlasts the call (5, H2, H3)."""
         for call, until in ((CALL, None), (REPEATABLE, WINDOW)):
             claim, lease = begun(world, lease=SECOND)
@@ -154,7 +154,7 @@ class Announcing:
             assert (snapshot.record, snapshot.now) == (expected, now)
             assert world.record(claim.id) == expected
 
-    def test_an_announcement_does_not_shorten_a_lease_and_may_pass_the_deadline(self, world: World) -> None:
+    def test_an_announcement_can_extend_the_lease_past_the_deadline(self, world: World) -> None:
         """A call that has started is allowed to end (H2)."""
         claim, lease = announced(world)
         assert world.record(claim.id).lease_until == lease.lease_until
@@ -163,7 +163,7 @@ class Announcing:
         assert world.go(world.store.phases.announce(lease, (), (), CALL)) is not None
         assert world.record(claim.id).lease_until == now + BUSY
 
-    def test_a_repetition_is_counted_and_its_window_is_that_of_the_first(self, world: World) -> None:
+    def test_a_repeated_announcement_is_counted_and_keeps_the_first_window(self, world: World) -> None:
         """Each send is announced; the first one fixed until when repeating is safe (H3, F23)."""
         claim, lease = announced(world, REPEATABLE)
         before = world.record(claim.id)
@@ -179,7 +179,7 @@ class Announcing:
             lease_until=max(before.lease_until or 0, now + BUSY),
         )
 
-    def test_nothing_is_sent_twice_that_may_not_be(self, world: World) -> None:
+    def test_an_unsafe_repeated_announcement_is_refused(self, world: World) -> None:
         """Refused without a window, after it, with other parameters, or in place of an open call (F23, H2)."""
         second = replace(REPEATABLE, sends=2)
         for name, first, wait, wanted in (
@@ -197,7 +197,7 @@ class Announcing:
             assert world.go(world.store.phases.announce(lease, (ORDER,), (ORDER,), wanted)) is None, name
             assert world.record(claim.id) == before, name
 
-    def test_an_announcement_proves_what_a_phase_proves(self, world: World) -> None:
+    def test_an_announcement_with_a_wrong_proof_is_refused(self, world: World) -> None:
         """Fence, incarnation, state and memo; and a call that was never announced has no second send (P1)."""
         claim, lease = begun(world)
         before = world.record(claim.id)
@@ -214,7 +214,7 @@ class Announcing:
             assert world.go(announce(lease, (), (), CALL)) is None, settlement
             assert world.record(claim.id) == before
 
-    def test_an_announcement_whose_reply_was_lost_is_ours_and_counts_once(self, world: World) -> None:
+    def test_an_announcement_counts_once_after_a_lost_reply(self, world: World) -> None:
         """The owner sent nothing in between, so repeating the announcement does not count as a second send (P7)."""
         for losses in (1, 3):
             claim, lease = begun(world)
@@ -224,14 +224,14 @@ class Announcing:
             assert snapshot.record == world.record(claim.id)
             assert (world.record(claim.id).version, intent_of(world.record(claim.id)).sends) == (2, 1)
 
-    def test_an_announcement_is_not_ours_once_the_record_was_doubted(self, world: World) -> None:
+    def test_an_announcement_fails_after_the_record_was_marked_unknown(self, world: World) -> None:
         """The record has the same announcement, but the owner may no longer send anything (U1)."""
         _, lease = begun(world)
         assert world.go(world.store.phases.announce(lease, (), (), REPEATABLE)) is not None
         world.before("announce", lambda: world.settle(lease, Doubtful("swept")))
         assert world.go(world.store.phases.announce(lease, (), (), REPEATABLE)) is None
 
-    def test_a_first_announcement_is_taken_back_and_the_record_goes_on(self, world: World) -> None:
+    def test_a_withdrawn_first_announcement_leaves_the_record_in_progress(self, world: World) -> None:
         """A call that was provably never sent does not make the outcome unknown (33, ADR 0011)."""
         for losses in (0, 1, 3):
             claim, lease = announced(world)
@@ -246,7 +246,7 @@ class Announcing:
             assert world.record(claim.id) == expected
             assert world.settle(lease, HandedBack("not_executed")).ours
 
-    def test_no_other_announcement_is_taken_back(self, world: World) -> None:
+    def test_only_the_first_announcement_of_the_owner_can_be_withdrawn(self, world: World) -> None:
         """Not a second one, another owner's, a settled one, or one of a record with other effects (33, F24)."""
         withdraw = world.store.phases.withdraw
         second, owner = announced(world, REPEATABLE)
@@ -267,7 +267,7 @@ class Announcing:
             assert world.go(withdraw(forged)) is None
         assert world.record(claim.id) == before
 
-    def test_there_is_nothing_to_take_back_of_a_record_that_moved_on(self, world: World) -> None:
+    def test_a_withdrawal_after_a_settlement_is_refused(self, world: World) -> None:
         """An owner that gets "gone" here continues, so it must still own a record in progress."""
         for settlement in (HandedBack("x"), Doubtful("x"), answered()):
             _, lease = begun(world)

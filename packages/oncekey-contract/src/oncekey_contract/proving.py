@@ -37,13 +37,13 @@ _OTHER: Final = (model.MemoEntry("another", model.EntryKind.PHASE, "8"),)
 class Proving:
     """No move is written with less proof than the table requires, or to another record."""
 
-    def test_every_move_proves_what_it_has_read(self, world: World) -> None:
+    def test_every_move_compares_the_values_that_were_read(self, world: World) -> None:
         """Version, fence, incarnation and memo: each is wrong in turn (P1, F1)."""
         kinds = tuple(records(world.clock.now))
         wrong = [line for move in MOVES for line in unproved(world, move, kinds)]
         assert not wrong, "\n".join(wrong)
 
-    def test_every_move_leaves_nothing_behind(self, world: World) -> None:
+    def test_every_move_leaves_no_orphaned_rows(self, world: World) -> None:
         """Rows that belong to a record are deleted or changed with it."""
         kinds = tuple(records(world.clock.now))
         wrong = [line for move in MOVES for line in left_behind(world, move, kinds)]
@@ -60,21 +60,23 @@ def unproved(world: World, move: Walked, kinds: Sequence[model.Record]) -> list[
     def attempt(seen: model.Record, what: str, record: model.Record) -> None:
         flow = move.tried(world.store, seen)
         if flow is not None:
-            tries.append((_refused(flow, f"{move.name} is written {what}", record, wrong), (cell_of(record),)))
+            tries.append((_expect_refused(flow, f"{move.name} is written {what}", record, wrong), (cell_of(record),)))
 
     for record in chosen(move, kinds, now):
         flow = move.tried(world.store, record)
         if flow is None:
             break
-        strangers = tuple(_strangers(record, now))
-        others = _others(record)
+        strangers = tuple(_different_neighbours(record, now))
+        others = _equal_neighbours(record)
         planted += (*strangers[:2], *others, record, *strangers[2:])
-        for seen, what in _forged(move, record, strangers):
+        for seen, what in _stale_reads(move, record, strangers):
             attempt(seen, f"with another {what}", record)
         for stranger in strangers:
             if not move.expected(stranger, now):
                 attempt(stranger, "as another record allows it", stranger)
-        tries.append((_alone(world, flow, move, record, wrong), [cell_of(one) for one in (record, *others)]))
+        tries.append(
+            (_expect_written_alone(world, flow, move, record, wrong), [cell_of(one) for one in (record, *others)])
+        )
     world.plant([cell_of(one) for one in planted])
     world.undone(tries)
     return wrong
@@ -89,7 +91,7 @@ def chosen(move: Walked, kinds: Sequence[model.Record], now: model.Instant) -> I
             yield replace(record, id=a_claim().id, incarnation=uuid.uuid4(), reconcile_tries=at % 2)
 
 
-def _forged(
+def _stale_reads(
     move: Walked, record: model.Record, strangers: Sequence[model.Record]
 ) -> Iterator[tuple[model.Record, str]]:
     """The record as read by a caller before another writer changed it."""
@@ -110,7 +112,7 @@ def by_owner(move: Walked) -> bool:
     return {row.proof for row in move.rows} <= {Proof.OWNER, Proof.OWNER_AND_PARCEL}
 
 
-def _others(record: model.Record) -> tuple[model.Record, model.Record]:
+def _equal_neighbours(record: model.Record) -> tuple[model.Record, model.Record]:
     """The same record in another scope, and under another key."""
     scope, key = record.id.scope, record.id.key
     return (
@@ -119,7 +121,7 @@ def _others(record: model.Record) -> tuple[model.Record, model.Record]:
     )
 
 
-def _strangers(record: model.Record, now: model.Instant) -> Iterator[model.Record]:
+def _different_neighbours(record: model.Record, now: model.Instant) -> Iterator[model.Record]:
     """Records with other finished steps, each once in another scope and once under another key."""
     call = model.Intent("charge", "oncekey-7", "d1", 1, now - model.SECOND, now, None)
     done = replace(record, memo=() if record.memo else DONE)
@@ -131,14 +133,16 @@ def _strangers(record: model.Record, now: model.Instant) -> Iterator[model.Recor
         yield from (replace(kind, id=model.RecordId(*one), incarnation=uuid.uuid4()) for one in where)
 
 
-def _refused(flow: Flow[bool], what: str, record: model.Record, wrong: list[str]) -> Flow[bool]:
+def _expect_refused(flow: Flow[bool], what: str, record: model.Record, wrong: list[str]) -> Flow[bool]:
     written = yield from flow
     if written:
         wrong.append(f"{what}: {facts_of(record)}")
     return written
 
 
-def _alone(world: World, flow: Flow[bool], move: Walked, record: model.Record, wrong: list[str]) -> Flow[bool]:
+def _expect_written_alone(
+    world: World, flow: Flow[bool], move: Walked, record: model.Record, wrong: list[str]
+) -> Flow[bool]:
     written = yield from flow
     if not written:
         wrong.append(f"{move.name} is refused: {facts_of(record)}")
@@ -148,7 +152,7 @@ def _alone(world: World, flow: Flow[bool], move: Walked, record: model.Record, w
             wrong.append(f"{move.name} resets the number of resolver tries: {facts_of(record)}")
         if not record.memo and set(moved.memo) & set(DONE):
             wrong.append(f"{move.name} takes the memo of another record: {facts_of(record)}")
-    for other in _others(record):
+    for other in _equal_neighbours(record):
         there = (yield from world.store.find(other.id)).record
         if there is None or there.version != other.version:
             wrong.append(f"{move.name} of {record.id} writes {other.id}, too")

@@ -57,7 +57,7 @@ class Resulting:
             assert world.record(claim.id) == expected, state
             assert world.settle(lease, answered()).ours, state
 
-    def test_a_late_result_gets_no_lease_past_the_deadline(self, world: World) -> None:
+    def test_a_late_result_does_not_extend_the_lease_past_the_deadline(self, world: World) -> None:
         """The store still accepts the result; another rule decides who resumes (P5)."""
         claim, lease = announced(world)
         world.advance(DEADLINE - SECOND)
@@ -68,7 +68,7 @@ class Resulting:
         assert world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)) is not None
         assert world.record(claim.id).lease_until == now
 
-    def test_a_replaced_owner_stores_no_result(self, world: World) -> None:
+    def test_a_replaced_owner_cannot_store_a_result(self, world: World) -> None:
         """Its successor has made the call, or marked it unknown (P1, P3)."""
         claim, lease = announced(world, replace(CALL, repeatable=10 * DEADLINE))
         stolen(world, claim)
@@ -76,7 +76,7 @@ class Resulting:
         assert world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)) is None
         assert world.record(claim.id) == before
 
-    def test_a_result_is_not_written_over_another(self, world: World) -> None:
+    def test_a_result_does_not_overwrite_another_result(self, world: World) -> None:
         """A resolver stores a result without a new fence, and the late owner has a different one (20, F35)."""
         for settlement in (None, HandedBack("resolved"), Doubtful("again")):
             claim, lease = announced(world)
@@ -87,7 +87,7 @@ class Resulting:
             assert world.go(world.store.phases.result(lease, (ORDER,), (ORDER, CHARGE), LEASE)) is None
             assert world.record(claim.id) == before
 
-    def test_a_result_proves_what_a_phase_proves(self, world: World) -> None:
+    def test_a_result_with_a_wrong_proof_is_refused(self, world: World) -> None:
         """Fence and incarnation; never over a response; only for phased records (P1, P2)."""
         result = world.store.phases.result
         claim, lease = announced(world)
@@ -103,7 +103,7 @@ class Resulting:
             assert world.go(result(lease, (), (CHARGE,), LEASE)) is None
             assert world.record(claim.id) == before
 
-    def test_a_result_whose_reply_was_lost_is_ours(self, world: World) -> None:
+    def test_storing_a_result_succeeds_after_a_lost_reply(self, world: World) -> None:
         """The record already has the result that the owner writes (P7)."""
         for losses in (1, 3):
             claim, lease = announced(world)
@@ -118,7 +118,7 @@ class Resulting:
 class HandingBack:
     """The record keeps the finished steps, and the next owner resumes."""
 
-    def test_handing_back_keeps_what_is_done_and_says_when_to_go_on(self, world: World) -> None:
+    def test_handing_back_keeps_finished_steps_and_sets_the_resume_time(self, world: World) -> None:
         """With or without an open call that may be repeated (11, H6)."""
         for call in (None, REPEATABLE):
             claim, lease = begun(world) if call is None else announced(world, call)
@@ -140,7 +140,7 @@ class HandingBack:
             assert (settled.snapshot.record, settled.snapshot.now) == (expected, now)
             assert world.record(claim.id) == expected
 
-    def test_a_call_that_may_not_be_repeated_is_not_handed_back(self, world: World) -> None:
+    def test_handing_back_is_refused_during_a_non_repeatable_call(self, world: World) -> None:
         """The outcome of the call is unknown, and its owner reports that (F23)."""
         for call, wait in ((CALL, 0), (REPEATABLE, WINDOW)):
             claim, lease = announced(world, call)
@@ -150,7 +150,7 @@ class HandingBack:
             assert world.record(claim.id) == before
             assert world.settle(lease, Doubtful("call_uncertain")).ours
 
-    def test_only_the_owner_of_a_phased_record_hands_it_back(self, world: World) -> None:
+    def test_only_the_owner_of_a_phased_record_can_hand_it_back(self, world: World) -> None:
         """Records with other effects run again from the beginning, or not at all (P1, P2)."""
         claim, lease = begun(world)
         before = world.record(claim.id)
@@ -173,14 +173,14 @@ class HandingBack:
             assert not world.settle(lease, HandedBack("x")).ours
             assert world.record(claim.id) == before
 
-    def test_what_is_not_to_be_resumed_is_not_handed_back(self, world: World) -> None:
+    def test_handing_back_is_refused_for_a_record_that_cannot_be_resumed(self, world: World) -> None:
         """The claim stored what an expired lease means, and an owner cannot change it (P2)."""
         claim, lease = begun(world, recovery=Recovery.UNKNOWN)
         before = world.record(claim.id)
         assert not world.settle(lease, HandedBack("x")).ours
         assert world.record(claim.id) == before
 
-    def test_a_spared_attempt_is_given_back_once(self, world: World) -> None:
+    def test_an_uncounted_attempt_is_subtracted_once(self, world: World) -> None:
         """A stop does not count as an attempt, however often its reply is lost (H6)."""
         for counted, attempts in ((True, 1), (False, 0)):
             claim, lease = begun(world)
@@ -190,7 +190,7 @@ class HandingBack:
             assert (world.record(claim.id).attempts, world.record(claim.id).version) == (attempts, 2)
             assert world.owned(again(claim)).attempt == attempts + 1
 
-    def test_the_next_owner_finds_everything_and_goes_on(self, world: World) -> None:
+    def test_the_next_owner_resumes_with_the_stored_memo_call_and_request(self, world: World) -> None:
         """Memo, open call and request are kept; the error is cleared (16)."""
         claim, lease = announced(world, REPEATABLE)
         assert world.settle(lease, HandedBack("stopped", resume_after=SECOND)).ours
@@ -209,7 +209,7 @@ class HandingBack:
         assert world.go(world.store.phases.result(successor, (ORDER,), (ORDER, CHARGE), LEASE))
         assert world.settle(successor, answered()).ours
 
-    def test_nothing_is_answered_while_a_call_is_open(self, world: World) -> None:
+    def test_a_record_cannot_be_completed_or_released_during_an_open_call(self, world: World) -> None:
         """Neither on time nor late, and nothing is deleted either (7, 8, 9, 10, F5, F6)."""
         for settlement in (None, Doubtful("x"), HandedBack("x")):
             claim, lease = announced(world, REPEATABLE)
@@ -227,7 +227,7 @@ class HandingBack:
             assert not world.settle(lease, refused).ours, refused
         assert world.record(claim.id) == before
 
-    def test_what_is_done_is_neither_forgotten_nor_answered_for(self, world: World) -> None:
+    def test_a_record_with_finished_steps_cannot_be_released_or_settled_late(self, world: World) -> None:
         """A key with a finished phase is not released as new, and a resumable record is not settled late (8, 9, 10)."""
         claim, lease = begun(world)
         assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
@@ -243,7 +243,7 @@ class HandingBack:
 class Remembering:
     """The stored request, from which a retry or the completer resumes."""
 
-    def test_a_request_is_kept_until_there_is_an_answer(self, world: World) -> None:
+    def test_the_request_is_kept_until_the_response_is_stored(self, world: World) -> None:
         """Byte for byte, through take-overs and unknown outcomes (H7)."""
         claim, lease = begun(world)
         assert world.record(claim.id).request == REQUEST
@@ -256,7 +256,7 @@ class Remembering:
         assert world.settle(lease, answered()).ours
         assert world.record(claim.id).request is None
 
-    def test_whoever_takes_over_what_was_begun_takes_it_as_it_is(self, world: World) -> None:
+    def test_a_takeover_keeps_the_effects_of_a_record_with_finished_steps(self, world: World) -> None:
         """With a finished step the stored effects stay; without one the new owner's effects replace them (P2)."""
         changes: dict[str, Any] = {"effects": Effects.INLINE, "recovery": Recovery.UNKNOWN, "call_timeout": 1}
         for steps, kept in (((ORDER,), True), ((), False)):
@@ -270,7 +270,7 @@ class Remembering:
             for name, value in changes.items():
                 assert getattr(after, name) == (getattr(before, name) if kept else value), (steps, name)
 
-    def test_a_key_that_starts_anew_has_its_own_request(self, world: World) -> None:
+    def test_a_new_incarnation_stores_its_own_request(self, world: World) -> None:
         """Or none, if the new claim has none."""
         for request in (b"the new one", None):
             claim, lease = begun(world)
@@ -279,7 +279,7 @@ class Remembering:
             world.owned(again(claim, request=request))
             assert world.record(claim.id).request == request
 
-    def test_most_records_keep_no_request(self, world: World) -> None:
+    def test_a_claim_without_a_request_stores_none(self, world: World) -> None:
         """The completer does not resume them."""
         claim = a_claim()
         world.owned(claim)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Start: TypeAlias = "Callable[[World], model.RecordId]"
 
 
-def _stood(state: model.State, effects: model.Effects, recovery: model.Recovery, later: model.Duration = 0) -> Start:
+def _in_state(state: model.State, effects: model.Effects, recovery: model.Recovery, later: model.Duration = 0) -> Start:
     def start(world: World) -> model.RecordId:
         standing = stand(world, state, effects=effects, recovery=recovery)
         world.advance(later)
@@ -34,18 +34,18 @@ def _stood(state: model.State, effects: model.Effects, recovery: model.Recovery,
     return start
 
 
-def _stepped(world: World) -> model.RecordId:
+def _with_finished_step(world: World) -> model.RecordId:
     claim, lease = begun(world)
     assert world.checkpoint(lease, (), (ORDER,), LEASE) is not None
     world.advance(LEASE)
     return claim.id
 
 
-def _called(world: World) -> model.RecordId:
+def _with_open_call(world: World) -> model.RecordId:
     return announced(world, REPEATABLE)[0].id
 
 
-def _doubted(world: World) -> model.RecordId:
+def _with_unknown_call(world: World) -> model.RecordId:
     claim, lease = announced(world)
     assert world.settle(lease, model.Doubtful("provider_timeout")).ours
     return claim.id
@@ -62,21 +62,21 @@ _INLINE: Final = (model.Effects.INLINE, model.Recovery.UNKNOWN)
 STARTS: Final[Mapping[str, tuple[Start, tuple[str, ...]]]] = MappingProxyType(
     {
         "in progress": (
-            _stood(model.State.IN_PROGRESS, *_LOCAL),
+            _in_state(model.State.IN_PROGRESS, *_LOCAL),
             ("renew", "settle as completed", "settle as unknown", "discard"),
         ),
         "in progress for too long": (
-            _stood(model.State.IN_PROGRESS, *_LOCAL, later=LEASE),
+            _in_state(model.State.IN_PROGRESS, *_LOCAL, later=LEASE),
             ("renew", "take_over", "mark_unknown", "sweep to retryable"),
         ),
-        "a step done": (_stepped, ("checkpoint", "take_over")),
-        "a call announced": (_called, ("renew", "result", "settle as unknown")),
+        "a step done": (_with_finished_step, ("checkpoint", "take_over")),
+        "a call announced": (_with_open_call, ("renew", "result", "settle as unknown")),
         "handed back": (_handed_back, ("take_over",)),
-        "retryable": (_stood(model.State.FAILED_RETRYABLE, *_LOCAL), ("take_over", "settle as completed")),
-        "unknown": (_stood(model.State.UNKNOWN, *_INLINE), ("settle as completed", "not executed")),
-        "unknown call": (_doubted, ("result", "not executed")),
-        "completed": (_stood(model.State.COMPLETED, *_LOCAL), ("extend", "bust")),
-        "completed and expired": (_stood(model.State.COMPLETED, *_LOCAL, later=2 * TTL), ("supersede",)),
+        "retryable": (_in_state(model.State.FAILED_RETRYABLE, *_LOCAL), ("take_over", "settle as completed")),
+        "unknown": (_in_state(model.State.UNKNOWN, *_INLINE), ("settle as completed", "not executed")),
+        "unknown call": (_with_unknown_call, ("result", "not executed")),
+        "completed": (_in_state(model.State.COMPLETED, *_LOCAL), ("extend", "bust")),
+        "completed and expired": (_in_state(model.State.COMPLETED, *_LOCAL, later=2 * TTL), ("supersede",)),
     }
 )
 """Records, and the moves of the other writer on each: the owner, the next owner, a sweeper or an operator."""
@@ -85,7 +85,7 @@ STARTS: Final[Mapping[str, tuple[Start, tuple[str, ...]]]] = MappingProxyType(
 class Rivals:
     """A write is never overwritten by a writer that has not read it."""
 
-    def test_another_writer_comes_between_a_read_and_its_write(self, world: World) -> None:
+    def test_every_move_handles_a_write_between_its_read_and_write(self, world: World) -> None:
         """Every move is tried with another one just before its write (P1, F1)."""
         wrong = [line for name in STARTS for line in outdone(world, name)]
         assert not wrong, "\n".join(wrong)
@@ -119,25 +119,25 @@ class _Tried:
         """The store's violation of the table, if any."""
         flow = self.move.tried(self.world.store, self.record)
         assert flow is not None
-        self.world.between(self._come)
+        self.world.between(self._write_as_rival)
         self.world.go(flow)
         if not self.came:
             return "it wrote without a writing statement"
         there = self.world.find(self.record.id).record
         written = there != self.between
-        if written == self._right():
+        if written == self._is_allowed():
             return None
         seen = "no record" if self.between is None else facts_of(self.between)
         return f"it is {'written' if written else 'refused'}, where there was {seen}"
 
-    def _come(self) -> None:
+    def _write_as_rival(self) -> None:
         flow = self.rival.tried(self.world.store, self.record)
         assert flow is not None
         assert self.world.go(flow), f"{self.rival.name} is refused"
         self.between = self.world.find(self.record.id).record
         self.came = True
 
-    def _right(self) -> bool:
+    def _is_allowed(self) -> bool:
         """Whether the proof still matches, and the table allows the move on the current record."""
         seen, there = self.record, self.between
         if there is None or seen.incarnation != there.incarnation:

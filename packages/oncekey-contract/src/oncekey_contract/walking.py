@@ -191,12 +191,12 @@ def _written(snapshot: model.Snapshot | None, seen: model.Record) -> bool:
     return there is not None and there.version == seen.version + 1
 
 
-def _of(seen: model.Record, effects: model.Effects = model.Effects.LOCAL) -> model.Claim:
+def _claim_of(seen: model.Record, effects: model.Effects = model.Effects.LOCAL) -> model.Claim:
     return again(a_claim(id=seen.id, effects=effects))
 
 
 def _claiming(store: Store, seen: model.Record) -> Flow[bool]:
-    claim = _of(seen)
+    claim = _claim_of(seen)
     snapshot = yield from store.claim(claim)
     return snapshot.record is None or snapshot.record.incarnation == claim.incarnation
 
@@ -204,7 +204,7 @@ def _claiming(store: Store, seen: model.Record) -> Flow[bool]:
 def _swapping(name: str) -> Try:
     def tried(store: Store, seen: model.Record) -> Flow[bool]:
         swap = getattr(store, name)
-        snapshot = yield from (swap(seen, _NEW) if name == "mark_unknown" else swap(_of(seen), seen))
+        snapshot = yield from (swap(seen, _NEW) if name == "mark_unknown" else swap(_claim_of(seen), seen))
         return _written(snapshot, seen)
 
     return tried
@@ -322,7 +322,7 @@ def _finishing(kind: WriteKind, effects: model.Effects) -> Try:
         locks = store.locks
         if locks is None:
             return None
-        claim, target = _of(seen, effects), WriteTarget(kind, None if kind is WriteKind.NEW else seen)
+        claim, target = _claim_of(seen, effects), WriteTarget(kind, None if kind is WriteKind.NEW else seen)
         settlement = answered() if effects is model.Effects.LOCAL else model.Deferred(_parcel(seen))
 
         def body() -> Body[bool]:
@@ -399,14 +399,14 @@ _BATCHES: Final = (
 class Accepting:
     """The store accepts a move exactly if the guards that are the store's hold."""
 
-    def test_every_move_on_every_record(self, world: World) -> None:
+    def test_every_move_follows_the_transition_table(self, world: World) -> None:
         """Every row of the table, with every combination of facts (P1, P2)."""
         planted = tuple(records(world.clock.now))
         world.plant([cell_of(record) for record in planted])
         wrong = [line for move in MOVES if move.name not in EXCEPTIONS for line in misjudged(world, move, planted)]
         assert not wrong, "\n".join(wrong)
 
-    def test_every_move_of_many_records(self, world: World) -> None:
+    def test_every_batch_move_follows_the_transition_table(self, world: World) -> None:
         """Finished, expired records are removed without being read, by the same guards (29, 30)."""
         upkeep = world.store.upkeep
         if upkeep is None:
