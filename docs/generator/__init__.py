@@ -38,6 +38,7 @@ def _leading_on(name: str, page: Callable[[], str]) -> Callable[[], str]:
 _WRITERS: Final[Mapping[str, Callable[[], str]]] = {
     "reference/settings.md": settings.page,
     "../src/oncekey/options.py": settings.options,
+    "../src/oncekey/core/settings.py": settings.settings,
     "reference/problems.md": problems.page,
     "reference/headers.md": headers.page,
     "reference/cli.md": cli.page,

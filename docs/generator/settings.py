@@ -233,6 +233,40 @@ class CallOptions(TypedDict, total=False):
     """A second execution would do little harm; a store that can lose keys requires it."""
 {calls}
 '''
+SETTINGS: Final = '''# Generated from core/policy.py by `python -m docs.generator`: edit that one.
+"""The arguments of `Policy`, as type checkers read them: a choice by its name, a duration in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from oncekey.canonical.fingerprint import Selection
+    from oncekey.canonical.jcs import BigInts
+    from oncekey.core.checks import Front
+    from oncekey.core.keys import HeaderSyntax, KeyFormat
+    from oncekey.core.model import Recovery
+    from oncekey.core.policy import (
+        ErrorFormat,
+        ExpiryMode,
+        Flavor,
+        InProgress,
+        KeyCheck,
+        On5xx,
+        OnExpired,
+        StoreErrorPolicy,
+    )
+    from oncekey.core.scope import BindTo
+
+
+class Settings(TypedDict, total=False):
+    """Every setting."""
+
+{settings}
+'''
 NO_STATUS: Final = {"on_in_progress": 'InProgress | Literal["conflict", "wait"]'}
 """A function has no status resource, so `accepted` is not a choice."""
 
@@ -253,3 +287,9 @@ def options() -> str:
         phased=offered(lambda scope: scope.effects != everywhere and Effects.PHASED in scope.effects),
         calls=offered(lambda scope: scope.functions, NO_STATUS),
     )
+
+
+def settings() -> str:
+    """The module of the arguments of `Policy`."""
+    given = {setting.name: check_of(setting.metadata).given for setting in fields(Policy)}
+    return SETTINGS.format(settings="\n".join(f"    {name}: {type_}" for name, type_ in given.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -110,7 +111,7 @@ def flag(*words: str) -> Rule:
             return value
         raise TypeError
 
-    given = f" | Literal[{', '.join(repr(word) for word in words)}]" if words else ""
+    given = f" | Literal[{', '.join(map(json.dumps, words))}]" if words else ""
     return _rule(" | ".join(("True", "False", *words)), f"bool{given}", convert)
 
 

@@ -1,6 +1,7 @@
 """Every setting: its default, its check, its scope and its meaning. A policy is checked when it is created.
 
-`python -m docs.generator` writes the page of the settings and `oncekey/options.py` from the fields of `Policy`.
+`python -m docs.generator` writes the page of the settings, `oncekey/options.py` and `core/settings.py` from the fields
+of `Policy`.
 
 A handler's effects do not allow every value of some settings. A setting may forbid a second run that the effects
 allow, and never allow one that they forbid (P2, F7): `UNKNOWN` and `FAIL` are the strictest values and always allowed.
@@ -17,7 +18,7 @@ from datetime import timedelta
 from enum import StrEnum
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self, TypeAlias, cast
 
 from oncekey.canonical.fingerprint import Selection
 from oncekey.canonical.jcs import BigInts
@@ -28,6 +29,11 @@ from oncekey.core.headers import KEY_HEADER, NEVER_KEPT
 from oncekey.core.keys import HeaderSyntax, KeyFormat
 from oncekey.core.model import Duration, Effects, Recovery
 from oncekey.core.scope import BindTo
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from oncekey.core.settings import Settings
 
 
 class Flavor(StrEnum):
@@ -323,6 +329,11 @@ class Policy:
     tenant; with `each`, one per record."""
     audit_ttl: timedelta = field(default=timedelta(days=90), metadata=checks.span() | _WHOLE)
     """How long audit entries are kept."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **settings: Unpack[Settings]) -> None:
+            """Take settings as users write them; the dataclass has each field in its own type."""
 
     def __new__(cls, **given: object) -> Self:
         """Reject an unknown setting with a message that names it, before Python raises a less helpful one."""

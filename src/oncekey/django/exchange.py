@@ -122,11 +122,12 @@ class DjangoRuntime(ThreadRuntime):
     def perform(self, action: Action) -> Any:  # noqa: ANN401
         """Perform one action."""
         if type(action) is Call and action.limit is not None:
-            action = Call(partial(_then_closed, action.fn), action.arguments, limit=action.limit, within=action.within)
+            action = Call(partial(then_closed, action.fn), action.arguments, limit=action.limit, within=action.within)
         return super().perform(action)
 
 
-def _then_closed(fn: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+def then_closed(fn: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401
+    """Call a function in a thread that ends with it, and close the Django connections of that thread."""
     try:
         return fn(*arguments)
     finally:

@@ -13,7 +13,15 @@ from django.http import Http404, HttpResponse, HttpResponseNotAllowed
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
 from oncekey.django.database import Database
-from oncekey.django.exchange import BufferedRequest, DjangoExchange, DjangoThreads, made, read_body, request_in
+from oncekey.django.exchange import (
+    BufferedRequest,
+    DjangoExchange,
+    DjangoThreads,
+    made,
+    read_body,
+    request_in,
+    then_closed,
+)
 from oncekey.django.project import Application, check_order
 from oncekey.frameworks.asgi.protect import has_operation, operation_name, shown
 from oncekey.frameworks.consumer_page import documentation
@@ -25,7 +33,9 @@ from oncekey.once import Once as Framework
 from oncekey.wire import Source, has_threads
 
 if TYPE_CHECKING:
-    from oncekey.core.resolvers import Sighting
+    from datetime import timedelta
+
+    from oncekey.core.resolvers import Question, Sighting
     from oncekey.engine.enrolment import Enrolment
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -95,6 +105,20 @@ class Once(Framework):
 
         return decorated
 
+    def topic(self, name: str, *, repeatable: bool | timedelta = False) -> Callable[[F], F]:
+        """Register the function that a worker calls for the parcels of a topic; it may use models."""
+        return _registering(super().topic(name, repeatable=repeatable))
+
+    def resolver(
+        self,
+        operation: str,
+        *,
+        call: str | None = None,
+        answer: Callable[[Question, Any], Any] | None = None,
+    ) -> Callable[[F], F]:
+        """Register the function that queries a provider for the outcome of a call; it may use models."""
+        return _registering(super().resolver(operation, call=call, answer=answer))
+
     @staticmethod
     def _wrapped(handler: F, enrolment: Enrolment) -> F:
         """The protected view. It stays `def` or `async def`, because Django calls the two differently."""
@@ -154,6 +178,19 @@ class Once(Framework):
         database = self.threads.database
         webhook._non_atomic_requests = set() if database is None else {database.alias}  # type: ignore[attr-defined]  # noqa: SLF001
         return webhook
+
+
+def _registering(register: Callable[[F], F]) -> Callable[[F], F]:
+    """Register a `def` function so that it closes the connections of its thread, which ends with the call."""
+
+    def registered(function: F) -> F:
+        blocking = not inspect.iscoroutinefunction(function)
+        register(
+            cast("F", functools.wraps(function)(functools.partial(then_closed, function))) if blocking else function
+        )
+        return function
+
+    return registered
 
 
 def _no_tenant(_: object) -> str:
