@@ -69,6 +69,27 @@ def test_a_worker_completes_an_outbox_view(alias: str) -> None:
     assert (again.json(), replayed(again)) == ({"shipped": "tea"}, True)
 
 
+def test_a_django_topic_closes_the_connection_of_its_thread(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Nobody else can: the thread ends with the call. Django's pool would wait forever for the connection.
+    from django_shop import on_default, on_lite
+
+    once = (on_default if alias == "default" else on_lite).once
+    others = {name: topic for name, topic in once.topics._topics.items() if name != "ship"}
+    monkeypatch.setattr(once.topics, "_topics", others)
+    used = []
+
+    @once.topic("ship", repeatable=True)
+    def ship(message):
+        used.append(connections[alias])
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT 1")
+        return {"shipped": message.payload["item"]}
+
+    assert post("/shipments", key=new_key()).status_code == 202
+    assert worked(once)[1] == 0
+    assert [one.connection for one in used] == [None]
+
+
 @pytest.mark.parametrize("path", ["/payments", "/apayments", "/payments-of-forms", "/apayments-of-forms"])
 def test_a_worker_resumes_a_phased_django_view(alias: str, path: str) -> None:
     # The request is sent through the project and its middleware, which checks CSRF tokens of views for forms.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
+import re
 import signal
 import sqlite3
 import subprocess
@@ -19,7 +19,7 @@ from harness.patience import PATIENCE
 from harness.tables import leases_run_out
 
 PAGE = Page(ROOT / "docs/howto/django.md")
-MANAGE = "import sys; from django.core.management import execute_from_command_line as run; run(sys.argv)"
+DATABASE = "db.sqlite3"
 ASKING = """
 import django, json
 django.setup()
@@ -28,7 +28,7 @@ from django.test import Client
 from base64 import b64encode
 User.objects.create_user("ann", password="secret")
 token = "Basic " + b64encode(b"ann:secret").decode()
-client = Client()
+client = Client(SERVER_NAME="127.0.0.1")
 def ask(path, body, key):
     headers = {"Authorization": token, "Idempotency-Key": key}
     answer = client.post(path, body, content_type="application/json", headers=headers)
@@ -38,25 +38,72 @@ said += [ask("/orders/1/rename/", {"product": "milk"}, "b54d0c67-91fe-4a3b-8c20-
 said += [ask("/payments", {"amount": 5}, "0c8e64f1-5d27-4b9a-a36e-91f20d7b45ce") for _ in range(2)]
 print(json.dumps([said, client.post("/orders/", {"product": "tea"}).status_code]))
 """
-USER = 'User.objects.create_user("ann", password="secret")'
+USER = 'User.objects.create_user("ann", email="ann@example.com", password="secret")'
+DEACTIVATED = 'User.objects.filter(username="ann").update(is_active=False)'
+DELETED = 'User.objects.filter(username="ann").delete()'
+RESTORED = 'User.objects.create(pk=1, username="ann", email="ann@example.com", is_active=False)'
 PAYING = """
 import django, os, signal, sys
 django.setup()
 from shop import views
 charge = views.charge
+path, login, end = sys.argv[1:]
 def counted(amount, key):
     made = charge(amount, key=key)
     with open("charges", "a") as file:
         file.write(key + chr(10))
-    if sys.argv[1] == "die":
+    if end == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     return made
 views.charge = counted
 from base64 import b64encode
+from django.contrib.auth.models import User
+from django.middleware.csrf import _get_new_csrf_string
 from django.test import Client
-headers = {"Authorization": "Basic " + b64encode(b"ann:secret").decode(), "Idempotency-Key": "payment-of-ann-7e0f5b1c"}
-answer = Client().post("/payments", {"amount": 7}, content_type="application/json", headers=headers)
+client = Client(enforce_csrf_checks=True, SERVER_NAME="127.0.0.1")
+headers = {"Idempotency-Key": "payment-of-ann-7e0f5b1c"}
+if login == "session":
+    client.force_login(User.objects.get(username="ann"))
+    client.cookies["csrftoken"] = headers["X-CSRFToken"] = _get_new_csrf_string()
+else:
+    headers["Authorization"] = "Basic " + b64encode(b"ann:secret").decode()
+answer = client.post(path, {"amount": 7}, content_type="application/json", headers=headers)
 print(answer.status_code, answer.content.decode(), answer.headers.get("Idempotent-Replayed"))
+"""
+CHECKOUT = """
+import json
+from django.contrib.auth.decorators import login_required
+from django.http import JsonResponse
+from oncekey import PHASED, Operation, SyncOperation
+from shop import views
+from shop.once import once
+
+@login_required
+@once.protect(effects=PHASED)
+def checkout(request, op: SyncOperation):
+    amount = json.loads(request.body)["amount"]
+    payment_id = op.phase("created", views.begin, amount)
+    charged = op.call("charged", views.charge, amount, repeatable=True)
+    op.phase("settled", views.settle, op, payment_id, charged["id"], request.user.email)
+    return JsonResponse({"id": payment_id, "charge": charged["id"]}, status=201)
+
+async def begin(connection, amount):
+    return (await views.Payment.objects.acreate(amount=amount)).pk
+
+async def charge(amount, *, key):
+    return views.charge(amount, key=key)
+
+async def settle(connection, payment_id, charge_id):
+    await views.Payment.objects.filter(pk=payment_id).aupdate(charge=charge_id)
+
+@login_required
+@once.protect(effects=PHASED)
+async def checkout_async(request, op: Operation):
+    amount = json.loads(request.body)["amount"]
+    payment_id = await op.phase("created", begin, amount)
+    charged = await op.call("charged", charge, amount, repeatable=True)
+    await op.phase("settled", settle, payment_id, charged["id"])
+    return JsonResponse({"id": payment_id, "charge": charged["id"]}, status=201)
 """
 WORKING = """
 import django
@@ -80,21 +127,20 @@ from django.test import Client
 User.objects.create_user("bob", password="secret")
 def ask(name):
     token = "Basic " + b64encode((name + ":secret").encode()).decode()
-    return Client().get("/idempotency-keys/payment-of-ann-7e0f5b1c", headers={"Authorization": token} if name else {})
+    client, headers = Client(SERVER_NAME="127.0.0.1"), {"Authorization": token} if name else {}
+    return client.get("/idempotency-keys/payment-of-ann-7e0f5b1c", headers=headers)
 print(json.dumps([[one.status_code, one.json()] for one in map(ask, ["ann", "bob", ""])]))
 """
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """The files of the page."""
-    (tmp_path / "shop").mkdir()
-    (tmp_path / "shop" / "__init__.py").touch()
-    (tmp_path / "manage.py").write_text(MANAGE)
+    """A new project with the files of the page."""
+    run(tmp_path, "-m", "django", "startproject", "shop", ".")
     files = [block for block in PAGE.blocks("python") if block.file is not None]
-    assert len(files) == len(PAGE.blocks("python")) == 5
+    assert len(files) == len(PAGE.blocks("python")) == 8
     for block in files:
-        (tmp_path / str(block.file)).write_text(block.text)
+        block.save(tmp_path)
     return tmp_path
 
 
@@ -111,7 +157,7 @@ def run(folder: Path, *command: str, code: int = 0) -> str:
         timeout=PATIENCE,
     )
     assert said.returncode == code, said.stdout + said.stderr
-    return said.stdout + said.stderr
+    return said.stderr + said.stdout
 
 
 def migrate(project: Path) -> None:
@@ -119,14 +165,28 @@ def migrate(project: Path) -> None:
     run(project, "manage.py", "migrate", "--run-syncdb", "--verbosity", "0")
 
 
+def with_users(project: Path, *statements: str) -> None:
+    run(
+        project,
+        "-c",
+        "\n".join(["import django; django.setup()", "from django.contrib.auth.models import User", *statements]),
+    )
+
+
+def payments(project: Path) -> list[tuple[int, str]]:
+    with closing(sqlite3.connect(project / DATABASE)) as connection:
+        return connection.execute("SELECT amount, charge FROM shop_payment").fetchall()
+
+
+def edit(project: Path, file: str, text: str, instead: str) -> None:
+    path = project / "shop" / f"{file}.py"
+    assert text in path.read_text()
+    path.write_text(path.read_text().replace(text, instead))
+
+
 def test_django_guide_project_works_as_described(project: Path) -> None:
-    lines = [shlex.split(line) for block in PAGE.blocks("sh") for line in block.text.splitlines()]
-    installing, *commands = lines
-    assert installing[:2] == ["pip", "install"]
-    assert all(words[:2] == ["python", "manage.py"] for words in commands)
-    for words in commands:
-        said_by = run(project, *words[1:])
-        assert words[2] != "check" or "no issues" in said_by
+    migrate(project)
+    assert "no issues" in run(project, "manage.py", "check")
     said, nobody = json.loads(run(project, "-c", ASKING).splitlines()[-1])
     order, renamed, paid = {"id": 1, "product": "tea"}, {"id": 1, "product": "milk"}, {"id": 1, "charge": "ch_1"}
     assert said[:2] == [[201, order, None], [201, order, "true"]]
@@ -139,18 +199,107 @@ def test_worker_completes_a_django_payment_whose_process_was_killed(
     project: Path,
 ) -> None:
     migrate(project)
-    run(project, "-c", "import django; django.setup(); from django.contrib.auth.models import User\n" + USER)
-    run(project, "-c", PAYING, "die", code=-signal.SIGKILL)
-    leases_run_out(f"sqlite:///{project}/shop.db")
+    with_users(project, USER)
+    run(project, "-c", PAYING, "/payments", "basic", "die", code=-signal.SIGKILL)
+    leases_run_out(f"sqlite:///{project}/{DATABASE}")
     mine, others, nobody = json.loads(run(project, "-c", STATUS).splitlines()[-1])
     assert (mine[0], mine[1]["state"], others[0], nobody[0]) == (200, "in_progress", 404, 401)
 
     run(project, "-c", WORKING)
-    with closing(sqlite3.connect(project / "shop.db")) as connection:
-        assert connection.execute("SELECT amount, charge FROM shop_payment").fetchall() == [(7, "ch_1")]
+    assert payments(project) == [(7, "ch_1")]
     assert len(set((project / "charges").read_text().split())) == 1, "the worker repeats the call with the same key"
-    paid = run(project, "-c", PAYING, "live").splitlines()[-1]
+    paid = run(project, "-c", PAYING, "/payments", "basic", "live").splitlines()[-1]
     assert paid == '201 {"id":1,"charge":"ch_1"} true'
+
+
+@pytest.mark.parametrize("path", ["/payments", "/checkout", "/checkout-async"])
+def test_worker_completes_views_with_session_login_and_csrf_check(project: Path, path: str) -> None:
+    (project / "shop" / "checkout.py").write_text(CHECKOUT)
+    routes = 'path("checkout", checkout), path("checkout-async", checkout_async),'
+    urls = f"from shop.checkout import checkout, checkout_async\n\nurlpatterns = [\n    {routes}"
+    edit(project, "urls", "urlpatterns = [", urls)
+    edit(
+        project,
+        "settings",
+        '"shop.once.Resumed",',
+        '"rest_framework.authentication.SessionAuthentication", "shop.once.Resumed",',
+    )
+    assert "oncekey.W004) checkout has effects=PHASED" in run(project, "manage.py", "check")
+    (addition,) = re.findall(r'MIDDLEWARE \+= \["shop.*\]', PAGE.text)
+    edit(project, "settings", 'MIDDLEWARE += ["oncekey.django.Middleware"]', addition)
+    assert "no issues" in run(project, "manage.py", "check")
+    migrate(project)
+    with_users(project, USER)
+    run(project, "-c", PAYING, path, "session", "die", code=-signal.SIGKILL)
+    leases_run_out(f"sqlite:///{project}/{DATABASE}")
+    run(project, "-c", WORKING)
+    assert payments(project) == [(7, "ch_1")]
+    assert run(project, "-c", PAYING, path, "session", "live").splitlines()[-1].endswith("true")
+
+
+def test_worker_completes_payments_of_deactivated_users_but_not_of_deleted_ones(project: Path) -> None:
+    migrate(project)
+    with_users(project, USER)
+    run(project, "-c", PAYING, "/payments", "basic", "die", code=-signal.SIGKILL)
+    leases_run_out(f"sqlite:///{project}/{DATABASE}")
+    with_users(project, DELETED)
+    refused = run(project, "-c", WORKING, code=1)
+    assert "a completer's request for pay received 401 before its handler was called" in refused
+    listed = run(project, "manage.py", "oncekey", "keys", "list", "--state", "failed_retryable", "--effects", "phased")
+    assert "payment-of-ann-7e0f5b1c" in listed
+    assert "resumable: 1" in run(project, "manage.py", "oncekey", "doctor", "--workers", "0")
+    assert payments(project) == [(7, "")]
+
+    with_users(project, RESTORED)
+    run(project, "-c", WORKING)
+    assert payments(project) == [(7, "ch_1")], "the user is inactive, and was active when the payment began"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_worker_follows_no_https_redirect_if_the_proxys_header_is_stored(project: Path, kept: bool) -> None:
+    (header,) = re.findall(r"`(SECURE_PROXY_SSL_HEADER = .*)`", PAGE.text)
+    (option,) = re.findall(r"`Once\(\.\.\., (keep_headers=.*)\)`", PAGE.text)
+    edit(project, "settings", 'ONCEKEY = "', f'SECURE_SSL_REDIRECT = True\n{header}\nONCEKEY = "')
+    if kept:
+        edit(project, "once", 'status="/idempotency-keys"', f'status="/idempotency-keys", {option}')
+    migrate(project)
+    with_users(project, USER)
+    behind_a_proxy = PAYING.replace("headers = {", 'headers = {"X-Forwarded-Proto": "https", ')
+    run(project, "-c", behind_a_proxy, "/payments", "basic", "die", code=-signal.SIGKILL)
+    leases_run_out(f"sqlite:///{project}/{DATABASE}")
+    worked = run(project, "-c", WORKING, code=0 if kept else 1)
+    assert ("received 301 before" in worked) is not kept
+    assert payments(project) == [(7, "ch_1" if kept else "")]
+
+
+def test_messages_of_a_django_topic_that_is_not_imported_wait(project: Path) -> None:
+    migrate(project)
+    with_users(project, USER)
+    apps = project / "shop" / "apps.py"
+    registered = apps.read_text()
+    apps.write_text("")
+    run(project, "-c", PAYING, "/payments", "basic", "live")
+    worked = run(project, "manage.py", "oncekey", "worker", "--once")
+    assert ("0 done" in worked, "topics receipt" in worked) == (True, False)
+    assert re.search(r"receipt +emit +1", run(project, "manage.py", "oncekey", "stats"))
+    doctor = ["manage.py", "oncekey", "doctor", "--workers", "0", "--due-after", "0"]
+    assert "parcels due: 1" in run(project, *doctor, code=1)
+
+    apps.write_text(registered)
+    worked = run(project, "manage.py", "oncekey", "worker", "--once")
+    assert ("topics receipt" in worked, "To: ann@example.com" in worked, "You paid 7." in worked) == (True, True, True)
+
+
+def test_django_routes_omit_the_forms_of_the_admin_site(project: Path) -> None:
+    assert "admin.site.urls" not in (project / "shop" / "urls.py").read_text()
+    edit(
+        project,
+        "urls",
+        "urlpatterns = [",
+        'from django.contrib import admin\nurlpatterns = [\n    path("admin/", admin.site.urls),',
+    )
+    listed = run(project, "manage.py", "oncekey", "routes", code=1)
+    assert ("/orders/{pk}/" in listed, "/admin" in listed) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -348,9 +348,16 @@ def _run_by_alembic(block: Block) -> bool:
     return (block.file or "").startswith("migrations/")
 
 
+def _run_in_a_walk(page: Page, block: Block) -> bool:
+    module = (block.file or "").removesuffix(".py")
+    ways = f"python {module}.py", f"flask --app {module} run"
+    return module != "" and any(way in shell.text for shell in page.blocks("sh") for way in ways)
+
+
 def _run_by_its_page(page: Page, block: Block) -> bool:
     of_django = (block.file or "").startswith("shop/")  # a project of several files: test_django_page.py
-    return of_django or _served_by_its_page(page, block) or _tested_by_its_page(page, block) or _run_by_alembic(block)
+    ways = (_served_by_its_page, _run_in_a_walk, _tested_by_its_page)
+    return of_django or _run_by_alembic(block) or any(way(page, block) for way in ways)
 
 
 def _fragments() -> Iterator[tuple[str, Block]]:

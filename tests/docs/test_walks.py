@@ -10,12 +10,7 @@ import pytest
 from harness.pages import Page, pages
 from harness.walkthrough import MissingToolError, Walkthrough, _tool
 
-OF_DJANGO = "docs/howto/django.md"  # its commands are those of a project: test_django_page.py
-WALKED = [
-    page
-    for page in pages("README.md", "docs/tutorial.md", "docs/howto/*.md")
-    if page.blocks("sh") and page.name != OF_DJANGO
-]
+WALKED = [page for page in pages("README.md", "docs/tutorial.md", "docs/howto/*.md") if page.blocks("sh")]
 
 
 @pytest.mark.parametrize("page", WALKED, ids=lambda page: page.name)

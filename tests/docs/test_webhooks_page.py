@@ -131,7 +131,7 @@ from docs.test_webhooks_page import OURS, settle
 from shop import views
 User.objects.create_user("ann", password="secret")
 token = {"Authorization": "Basic " + b64encode(b"ann:secret").decode()}
-client = Client(enforce_csrf_checks=True, raise_request_exception=False)
+client = Client(enforce_csrf_checks=True, raise_request_exception=False, SERVER_NAME="127.0.0.1")
 def post(path, body, headers):
     login = token if path == "/payments" else {}
     body = body or b'{"amount": 5}'
@@ -158,7 +158,7 @@ def test_django_webhook_settles_a_call_with_a_lost_reply(project: Path, atomic: 
         ("views", "repeatable=True", "repeatable=False"),
         ("views", '@api_view(["POST"])\n', '@transaction.non_atomic_requests\n@api_view(["POST"])\n'),
         ("views", "from typing import Any\n", "from typing import Any\n\nfrom django.db import transaction\n"),
-        ("settings", '"NAME": "shop.db",', f'"NAME": "shop.db", "ATOMIC_REQUESTS": {atomic},'),
+        ("settings", "ONCEKEY =", f'DATABASES["default"]["ATOMIC_REQUESTS"] = {atomic}\nONCEKEY ='),
     ):
         path = project / "shop" / f"{file}.py"
         assert text in path.read_text()

@@ -35,6 +35,13 @@ class Block:
         found = _FILE.match(self.text)
         return found["name"] if found else None
 
+    def save(self, folder: Path, text: str | None = None) -> None:
+        """Write the program to its file, or add it to that file if its second line is `# at the end`."""
+        assert self.file is not None
+        path = folder / self.file
+        before = path.read_text() + "\n" if self.text.splitlines()[1:2] == ["# at the end"] else ""
+        path.write_text(before + (self.text if text is None else text))
+
 
 @dataclass(frozen=True)
 class Page:

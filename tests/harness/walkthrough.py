@@ -79,7 +79,7 @@ class Walkthrough:
             where = f"{self._page.name}, line {block.line}"
             match block.language:
                 case "python" if block.file is not None:
-                    (self._folder / block.file).write_text(self._here(block.text))
+                    block.save(self._folder, self._here(block.text))
                 case "sh":
                     self._printed = "".join(self._type(block, where))
                 case "sql":
@@ -213,12 +213,14 @@ class Walkthrough:
         port = words[-1] if words[-1].isdigit() else self._ports["2525"]
         self._end(port)
         match words[0]:
-            case "uvicorn":
+            case "uvicorn" | "flask":
                 command = [self._python, "-m", *words]
             case "oncekey":
                 command = [self._python, "-c", "from oncekey.cli import main; main()", *words[1:]]
             case _:
                 command = [self._python, *words[1:]]
+        if "runserver" in words:
+            command.append("--noreload")  # the process that would watch the files is another one
         log = self._folder / f"server-{port}.log"
         with log.open("ab") as output:
             environment = {**os.environ, **self._exported}
@@ -240,7 +242,7 @@ class Walkthrough:
 SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] = (
     (re.compile(r"oncekey-demo|make run(?: ARGS=\"[^\"]*\")?"), Walkthrough.serve_demo),
     (re.compile(r"make (?:install|test|check|bench|help)"), Walkthrough.check_target),
-    (re.compile(r"pip install '?oncekey(?:-[a-z]+)?(?:\[[\w,]+\])?'?(?: [a-z]+)*"), Walkthrough.check_extras),
+    (re.compile(r"pip install '?oncekey(?:-[a-z]+)?(?:\[[\w,]+\])?'?(?: [a-z-]+)*"), Walkthrough.check_extras),
     (re.compile(r"createdb \w+"), Walkthrough.create_database),
     (re.compile(r"\. \.venv/bin/activate"), Walkthrough.use_environment),
     (re.compile(r"valkey-server --port 6379(?: --[a-z-]+ [a-z]+)*"), Walkthrough.serve_valkey),
@@ -249,6 +251,8 @@ SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] 
     (re.compile(r"export [A-Z_]+=\S+"), Walkthrough.export),
     (re.compile(r"python -m moto\.server -H 127\.0\.0\.1 -p 2525"), Walkthrough.serve),
     (re.compile(r"python postman\.py"), Walkthrough.serve),
+    (re.compile(r"python manage\.py runserver 8001"), Walkthrough.serve),
+    (re.compile(r"flask --app wsgi run --port 8001"), Walkthrough.serve),
     (re.compile(r"oncekey console --store \S+ --as \w+ --port 2525"), Walkthrough.serve),
     (re.compile(r"oncekey provider --port 2525(?: --webhooks \S+ --secret \w+)?"), Walkthrough.serve),
 )
