@@ -406,7 +406,8 @@ async def test_a_completer_resumes_as_the_litestar_principal(shop: Shop) -> None
     @post("/pay")
     @shop.once.protect(effects=PHASED)
     async def pay(request: Request[Any, Any, Any], op: Operation[Any]) -> str:
-        names.append((resumed_as(request), request.headers.get("x-own"), request.headers.get("x-other")))
+        own, other = request.headers.get("x-own"), request.headers.get("x-other")
+        names.append((resumed_as(request), own, other, request.url.scheme))
         drawn: str = await op.phase("drawn", lambda _: "paid")
         assert op.attempt > 1
         return drawn
@@ -422,7 +423,7 @@ async def test_a_completer_resumes_as_the_litestar_principal(shop: Shop) -> None
         assert (await sent(app, "/pay?a=%20b", {}, new_key(), **lines)).status == 500
         execute(shop.url, "UPDATE oncekey_record SET reconcile_after = 1")
         assert await Completer(shop.once).run_once() == 1
-    assert names == [(None, "mine", "never kept"), ("ann", "mine", None)]
+    assert names == [(None, "mine", "never kept", "http"), ("ann", "mine", None, "https")]
 
 
 async def test_a_litestar_route_can_be_enrolled_by_path(shop: Shop) -> None:

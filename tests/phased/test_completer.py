@@ -126,10 +126,11 @@ async def test_credentials_are_never_kept(small_bank: Bank) -> None:
 
 async def test_a_completer_resumes_as_the_original_principal(small_bank: Bank) -> None:
     # H7: authentication asks whose work is gone on with; the request is the client's own otherwise
-    seen: list[tuple[str | None, str | None, bytes]] = []
+    seen: list[tuple[str | None, str | None, bytes, str]] = []
 
     async def known(request: Request) -> None:
-        seen.append((resumed_as(request), request.headers.get("x-locale"), await request.body()))
+        body = await request.body()
+        seen.append((resumed_as(request), request.headers.get("x-locale"), body, request.url.scheme))
         if resumed_as(request) is None and request.headers.get("authorization") is None:
             raise HTTPException(401)
 
@@ -141,8 +142,8 @@ async def test_a_completer_resumes_as_the_original_principal(small_bank: Bank) -
         await stranded(small_bank, dead, headers=[CREDENTIALS[0], ("X-Locale", "de-CH")], body={"amount": 7})
         assert (await alive.send(body={"amount": 7})).status == 401
         assert await Completer(alive.once).run_once() == 1
-    assert seen[0] == (None, "de-CH", b'{"amount": 7}')
-    assert seen[-1] == ("alice", "de-CH", b'{"amount": 7}')
+    assert seen[0] == (None, "de-CH", b'{"amount": 7}', "http")
+    assert seen[-1] == ("alice", "de-CH", b'{"amount": 7}', "https"), "applications redirect http"
 
 
 def _copy(options: dict[str, Any]) -> dict[str, Any]:

@@ -223,7 +223,8 @@ def test_a_completer_resumes_as_the_wsgi_principal(tmp_path: Any) -> None:
     @app.post("/pay")
     @once.protect(effects=PHASED)
     def pay(op: SyncOperation[Any]) -> Any:
-        names.append((resumed_as(flask.request), resumed_as(flask.request.environ), flask.request.headers.get("X-Own")))
+        resumed = (resumed_as(flask.request), resumed_as(flask.request.environ))
+        names.append((*resumed, flask.request.headers.get("X-Own"), flask.request.is_secure))
         drawn = op.phase("drawn", lambda _: "paid")
         assert op.attempt > 1
         return drawn
@@ -240,7 +241,7 @@ def test_a_completer_resumes_as_the_wsgi_principal(tmp_path: Any) -> None:
     assert app.test_client().post("/pay?a=%20b", json={}, headers=lines).status_code == 500
     execute(once.store, "UPDATE oncekey_record SET reconcile_after = 1")  # type: ignore[arg-type]
     assert asyncio.run(complete(once)) == 1
-    assert names == [(None, None, "mine"), ("ann", "ann", "mine")]
+    assert names == [(None, None, "mine", False), ("ann", "ann", "mine", True)]
     once.blocking().close()
 
 

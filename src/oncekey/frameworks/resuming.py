@@ -95,7 +95,7 @@ async def resume(app: App, record: Record, policy: Policy) -> int | None:
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
-        "scheme": "http",
+        "scheme": "https",  # many applications redirect http
         "method": kept.method,
         "path": kept.path,
         "raw_path": quote(kept.path).encode("ascii"),
@@ -103,7 +103,7 @@ async def resume(app: App, record: Record, policy: Policy) -> int | None:
         "root_path": kept.root_path,
         "headers": [*kept.headers, (b"idempotency-key", f'"{key}"'.encode("latin-1"))],
         "client": None,
-        "server": ("oncekey", None),
+        "server": ("oncekey", 443),
         "state": {},
         RESUMPTION: Resumption(record, kept.principal),
     }
@@ -141,6 +141,7 @@ def wsgi_door(app: WSGIApplication) -> App:
             "QUERY_STRING": scope["query_string"].decode("latin-1"),
             "CONTENT_LENGTH": str(len(body)),
             "wsgi.input": io.BytesIO(body),
+            "wsgi.url_scheme": scope["scheme"],
             RESUMPTION: scope[RESUMPTION],
         }
         for name, value in scope["headers"]:
