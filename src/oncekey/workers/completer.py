@@ -175,7 +175,8 @@ class Completer:
             log.warning("oncekey: %s failed again during completion: %s", record.operation, type(raised).__name__)
         if await self._was_touched(record):
             self._resting.pop(record.incarnation, None)
-            log.info("completer: resumed %s: %s (digest %s)", record.operation, status, key_digest(record.id.key))
+            if status is not None:  # otherwise it raised, which is logged
+                log.info("completer: resumed %s: %s (digest %s)", record.operation, status, key_digest(record.id.key))
             return True
         self.failed += 1
         log.error(NOT_LET_IN, record.operation, status, key_digest(record.id.key))
