@@ -238,9 +238,9 @@ class Stage:
         return len(self.provider.charges())
 
     @contextmanager
-    def worker(self, **environment: str) -> Iterator[None]:
+    def worker(self, only: str = "completer,relay", **environment: str) -> Iterator[None]:
         """`oncekey worker` for the same application, in a separate process."""
-        command = [*KEYS, "worker", "--app", "skins.served:once", "--only", "completer,relay"]
+        command = [*KEYS, "worker", "--app", "skins.served:once", "--only", only]
         with subprocess.Popen(
             command, cwd=self.folder, env=self.environment | environment, stdout=self._log, stderr=self._log
         ) as process:

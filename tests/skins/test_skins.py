@@ -279,7 +279,7 @@ def test_a_worker_delivers_and_resumes_without_the_client(stage: Stage) -> None:
     ((others,),) = stage.rows(unpaid)  # payments of other tests, whose call is always refused
     stage.dies("/payments", order, paying)
     assert stage.rows(unpaid) == [(others + 1,)]
-    with stage.worker(**{RESUMED: "another"}):  # R27
+    with stage.worker("completer", **{RESUMED: "another"}):  # R27; it is killed, and must hold no parcel
         wait_until(lambda: WRONG_TENANT in stage.log, lambda: stage.log, every=0.05)
     assert stage.rows(unpaid) == [(others + 1,)]
     with stage.worker():
