@@ -33,6 +33,9 @@ from oncekey.testing import operation, sync_operation
 
 app = FastAPI()
 once = Once("sqlite:///shop.db", policy=Policy(lease=timedelta(seconds=30)), migrate=True)
+Policy(flavor="stripe", bind_to="principal", lease=60)
+Policy(flavor="strip")  # error: arg-type
+Policy(leases=60)  # error: call-arg
 once.install(app, tenant=SINGLE_TENANT)
 
 
