@@ -35,7 +35,7 @@ class Operations(Protocol):
         """Run a statement, or print it if Alembic is offline."""
 
 
-def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
+def include_name(name: str | None, type_: str, parent_names: Mapping[Any, str | None]) -> bool:
     """False for oncekey's own tables; pass it to `context.configure(include_name=...)`.
 
     Alembic calls it before it reads the database, so autogenerate does not propose to drop oncekey's tables.
