@@ -65,8 +65,8 @@ WHY: Final[Mapping[str, str]] = {
     "memo_version": "the version at which memo or intent were last written, in both tables; 0 if there are none",
     "reconcile_after": "when a resolver may check an unknown outcome",
     "reconcile_tries": "how often resolvers checked it",
-    "created_at": "when this life of the key began",
-    "last_run_at": "when its handler was last started",
+    "created_at": "when this life of the key began; for a `LOCAL` record, when it was committed",
+    "last_run_at": "when its handler was last started; for a `LOCAL` record, when it was committed",
     "finished_at": "when its response was stored",
     "expires_at": "the time until which the response is replayed; never before `finished_at` + `ttl`",
 }

@@ -92,4 +92,5 @@ def test_readme_is_short_with_its_sections_in_order() -> None:
         "Where to go next",
     ]
     assert "resumed_as" not in README.text, "a LOCAL route never needs it"
-    assert "unless you set [`principal`]" in README.text
+    assert "unless you set [`principal`]" in README.text.replace("\n", " ")
+    assert 'Policy(bind_to="principal")' in README.text

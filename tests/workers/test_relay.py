@@ -355,6 +355,8 @@ class TestMessages:
         assert all(shop.in_outbox(parcel) is None for parcel in (poison, *rest))
         dead = shop.dead(poison)
         assert (dead.attempts, dead.first_error, dead.last_error) == (3, "Busy", "Busy")
+        warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert [f"parcel {poison.id} of topic {shop.topic} failed with Busy" in one for one in warnings] == [True] * 3
         (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
         assert line == f"dead letter: parcel {poison.id} of topic {shop.topic} is buried after 3 attempts"
         assert "4111 1111" not in caplog.text

@@ -156,9 +156,9 @@ class Policy:
 
     # Who is the caller?
     bind_to: BindTo = field(default=BindTo.TENANT, metadata=checks.choice(BindTo) | _APP)
-    """The owner of a key: the tenant, one principal in it, or one `Authorization` header."""
+    """The owner of a key: tenant, a principal in it, or one `Authorization` header. A change makes every key new."""
     namespace: str = field(default="", metadata=checks.text(100) | _APP)
-    """One more part of the scope, for several applications that share one store."""
+    """One more part of the scope, for several applications that share one store. A change makes every key new."""
     separate_operations: bool = field(default=False, metadata=checks.flag() | _WHOLE)
     """Each operation has its own keys: one key on two routes is two independent requests instead of 422, and the status
     resource takes `?operation=`."""

@@ -121,7 +121,7 @@ draft-ietf-httpapi-idempotency-key-header-07, an IETF draft that has expired and
 
 _REACTIONS: Final = (
     ("none: a time-out or a lost connection", "retry with the same key, with exponential backoff and jitter"),
-    ("2xx, 3xx", "done"),
+    ("2xx, 3xx", "done; after a redirect to a login, log in, then send the same request with the same key"),
     ("202 or 409 with <code>Retry-After</code>", "wait that long, then send the same request and key"),
     ("408, 425, 429, 5xx", "retry with the same key, after <code>Retry-After</code> if it is there"),
     ("401, 403", "authenticate, then send the same request with the same key"),

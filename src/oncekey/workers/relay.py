@@ -530,6 +530,10 @@ class Relay:
         seconds = self._waits.wait(held.attempts - 1, self._chance(), asked=_delay_of(error))
         # Only the class is logged: an error's text may contain client data.
         name = str(error) if isinstance(error, ReplyNotFinalError | CallBrokenError) else type(error).__name__
+        parcel = held.parcel
+        log.warning(
+            "relay: attempt %d of parcel %s of topic %s failed with %s", held.attempts, parcel.id, parcel.topic, name
+        )
         return CallFailed(name, int(seconds * _MICROS), never_sent=self._proves_not_sent(error))
 
     def _proves_not_sent(self, error: Exception) -> bool:
