@@ -342,6 +342,22 @@ class TestTables:
         with pytest.raises(psycopg.errors.UniqueViolation):
             raw.execute("UPDATE oncekey.record SET scope = %s WHERE key = %s", [claim.id.scope, claim.id.key])
 
+    def test_a_replay_with_begin_reads_the_key_and_no_index_of_states(self, tables_dsn, own_raw):
+        # While no record is completed, their index is the smallest. The plan stays in the session when it has grown.
+        with closing(wire.connect(tables_dsn)) as engine:
+            claim = a_claim()
+            owned(engine, claim)
+        for state in ("in_progress", "completed"):
+            own_raw.execute("UPDATE oncekey.record SET state = %s, response_status = 201", (state,))
+            with own_raw.transaction():
+                named = (claim.id.scope.encode(), claim.id.key.encode())
+                own_raw.execute("SELECT oncekey.enter_2(1, 2, 3, %s, %s, NULL, 1000, 1000)", named)
+                scans = own_raw.execute(
+                    "SELECT indexrelid::regclass::text AS name FROM pg_index "
+                    "WHERE indrelid = 'oncekey.record'::regclass AND pg_stat_get_xact_numscans(indexrelid) > 0"
+                ).fetchall()
+            assert [row["name"] for row in scans] == ["oncekey.record_pkey"], state
+
     def test_heartbeats_touch_no_index(self, tables_dsn, own_raw):
         with closing(wire.connect(tables_dsn)) as engine:
             lease = owned(engine, a_claim())

@@ -283,10 +283,11 @@ BEGIN
         IF current_setting('log_min_messages') IN ('notice', 'warning', 'error', 'log', 'fatal', 'panic')
            AND current_setting('bytea_output') = 'hex' AND current_setting('server_encoding') = 'UTF8'
         THEN
-            SELECT row_to_json(record) INTO answer FROM oncekey.record AS record
-            WHERE record.scope = convert_from(in_scope, 'UTF8') COLLATE "default"
-              AND record.key = convert_from(in_key, 'UTF8') COLLATE "default"
-              AND record.state = 'completed' AND COALESCE(octet_length(record.response_body), 0) <= 8192;
+            SELECT row_to_json(one) INTO answer FROM (
+                SELECT * FROM oncekey.record AS record
+                WHERE record.scope = convert_from(in_scope, 'UTF8') COLLATE "default"
+                  AND record.key = convert_from(in_key, 'UTF8') COLLATE "default" LIMIT 1) AS one
+            WHERE one.state = 'completed' AND COALESCE(octet_length(one.response_body), 0) <= 8192;
             IF octet_length(answer) = length(answer) THEN
                 RAISE INFO USING ERRCODE = 'OK001', MESSAGE = format(
                     '{"locked":true,"other":false,"begun":%s,"now":%s,"record":%s}', lock,
