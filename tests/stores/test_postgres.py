@@ -347,10 +347,14 @@ class TestTables:
         with closing(wire.connect(tables_dsn)) as engine:
             claim = a_claim()
             owned(engine, claim)
-        for state in ("in_progress", "completed"):
-            own_raw.execute("UPDATE oncekey.record SET state = %s, response_status = 201", (state,))
+        for key, state in ((claim.id.key, "in_progress"), ("another", "completed")):
+            if key != claim.id.key:
+                own_raw.execute(
+                    "INSERT INTO oncekey.record SELECT (jsonb_populate_record(record, %s)).* FROM oncekey.record",
+                    (json.dumps({"key": key, "state": state, "response_status": 201}),),
+                )
             with own_raw.transaction():
-                named = (claim.id.scope.encode(), claim.id.key.encode())
+                named = (claim.id.scope.encode(), key.encode())
                 own_raw.execute("SELECT oncekey.enter_2(1, 2, 3, %s, %s, NULL, 1000, 1000)", named)
                 scans = own_raw.execute(
                     "SELECT indexrelid::regclass::text AS name FROM pg_index "
