@@ -184,10 +184,9 @@ def _registering(register: Callable[[F], F]) -> Callable[[F], F]:
     """Register a `def` function so that it closes the connections of its thread, which ends with the call."""
 
     def registered(function: F) -> F:
-        blocking = not inspect.iscoroutinefunction(function)
-        register(
-            cast("F", functools.wraps(function)(functools.partial(then_closed, function))) if blocking else function
-        )
+        if inspect.iscoroutinefunction(function):
+            return register(function)
+        register(cast("F", functools.wraps(function)(functools.partial(then_closed, function))))
         return function
 
     return registered
