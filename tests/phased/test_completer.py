@@ -90,9 +90,25 @@ async def test_a_panicking_handler_does_not_stop_the_completer(
         small_bank.provider.faults.append(PanicException("index out of bounds"))
         completer = Completer(alive.once, concurrency=1)
         assert await completer.run_once() == 3
-        assert completer.failed == 1
-    assert "PanicException" in caplog.text
+        assert (completer.done, completer.failed) == (2, 1)
+    assert "pay failed again: PanicException; its record is failed_retryable" in caplog.text
     assert small_bank.provider.charges == 3
+
+
+async def test_a_resumed_request_that_fails_is_counted_as_failed(
+    mixed_bank: Bank, caplog: pytest.LogCaptureFixture
+) -> None:
+    bank = mixed_bank
+    async with bank.process() as dead, bank.process() as alive:
+        await stranded(bank, dead)
+        bank.provider.faults.append(ConnectionResetError())
+        completer = Completer(alive.once)
+        assert await completer.run_once() == 1
+        assert (completer.done, completer.failed) == (0, 1)
+        assert "pay failed again: ConnectionResetError; its record is failed_retryable" in caplog.text
+        bank.clock.advance(6 * SECOND)
+        assert await completer.run_once() == 1
+        assert (completer.done, completer.failed) == (1, 1)
 
 
 async def test_complete_false_leaves_the_request_to_its_client(small_bank: Bank) -> None:
@@ -144,6 +160,23 @@ async def test_a_completer_resumes_as_the_original_principal(small_bank: Bank) -
         assert await Completer(alive.once).run_once() == 1
     assert seen[0] == (None, "de-CH", b'{"amount": 7}', "http")
     assert seen[-1] == ("alice", "de-CH", b'{"amount": 7}', "https"), "applications redirect http"
+
+
+async def test_a_worker_authenticated_as_another_principal_is_refused(
+    small_bank: Bank, caplog: pytest.LogCaptureFixture
+) -> None:
+    # R27: the tenant is right, and the handler would run for another of its users
+    names = ["alice", "bob", "alice"]  # of the client's request, and of two by the worker
+    options: dict[str, Any] = {"install": {"principal": lambda _: names.pop(0)}}
+    async with small_bank.process(**options) as dead, small_bank.process(**_copy(options)) as alive:
+        await stranded(small_bank, dead)
+        completer = Completer(alive.once)
+        assert await completer.run_once() == 0
+        assert "as the principal 'bob', but it belongs to 'alice'" in caplog.text
+        assert (small_bank.provider.charges, completer.failed) == (0, 1)
+        assert await completer.run_once() == 0  # it rests for a round
+        assert await completer.run_once() == 1
+    assert small_bank.provider.charges == 1
 
 
 def _copy(options: dict[str, Any]) -> dict[str, Any]:
@@ -211,8 +244,11 @@ async def test_a_changed_secret_leaves_the_request_to_its_client(
     old, new = (Policy(lease=LEASE, secret=secret) for secret in (SECRET, now))
     async with small_bank.process(policy=old) as dead, small_bank.process(policy=new) as alive:
         await stranded(small_bank, dead)
-        assert await Completer(alive.once).run_once() == 0
+        completer = Completer(alive.once)
+        assert await completer.run_once() == 0
+        assert (completer.done, completer.failed) == (0, 1)
     assert "cannot be completed without its client" in caplog.text
+    assert "before its handler was called" not in caplog.text
     assert small_bank.provider.charges == 0
 
 

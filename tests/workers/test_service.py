@@ -19,7 +19,7 @@ NUMBERS = itertools.count()
 class Task:
     """A task that finds what the test says."""
 
-    failed = 0
+    done = failed = 0
 
     def __init__(self, finds=(), pace=Pace()):  # noqa: B008  (frozen)
         self.name = f"test-{next(NUMBERS)}"
@@ -35,6 +35,7 @@ class Task:
         found = self.finds.pop(0) if self.finds else 0
         if isinstance(found, BaseException):
             raise found
+        self.done += found
         return found
 
     async def shut_down(self):
@@ -280,9 +281,9 @@ async def test_once_repeats_tasks_that_have_new_work():
 
 async def test_once_counts_failures_and_outages(caplog):
     failing, away, well = Task([2]), Task([StoreUnavailableError("gone"), 3]), Task([1])
-    failing.failed = 2
+    failing.done, failing.failed = -2, 2  # it finds two, and none succeeds
 
-    assert await Service([failing, away, well]).once() == Done(3, 3)
+    assert await Service([failing, away, well]).once() == Done(1, 3)
 
     assert [len(task.stopped) for task in (failing, away, well)] == [1, 1, 1]
     assert "StoreUnavailableError" in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import SimpleNamespace
@@ -216,9 +216,10 @@ def test_in_process_workers_resume_wsgi_requests(url: str, kind: str) -> None:
         assert not shop.once._aside._thread.is_alive()
 
 
-def test_a_completer_resumes_as_the_wsgi_principal(tmp_path: Any) -> None:
+def test_a_completer_resumes_as_the_wsgi_principal_only(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:
     once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True)
     app, names = flask.Flask("shop"), []
+    who: Callable[[Any], str | None] = lambda _: None  # noqa: E731  (it changes below)
 
     @app.post("/pay")
     @once.protect(effects=PHASED)
@@ -232,7 +233,7 @@ def test_a_completer_resumes_as_the_wsgi_principal(tmp_path: Any) -> None:
     once.wsgi(
         app,
         tenant=lambda _: "acme",
-        principal=lambda environ: environ.get("HTTP_WHO", "nobody"),
+        principal=lambda environ: who(environ) or environ.get("HTTP_WHO", "nobody"),
         keep_headers=["X-Own"],
     )
     elsewhere = flask.Flask("elsewhere")
@@ -240,6 +241,10 @@ def test_a_completer_resumes_as_the_wsgi_principal(tmp_path: Any) -> None:
     lines = {"Idempotency-Key": new_key(), "Who": "ann", "X-Own": "mine", "X-Other": "never kept"}
     assert app.test_client().post("/pay?a=%20b", json={}, headers=lines).status_code == 500
     execute(once.store, "UPDATE oncekey_record SET reconcile_after = 1")  # type: ignore[arg-type]
+    assert asyncio.run(complete(once)) == 0
+    assert "as the principal 'nobody', but it belongs to 'ann'" in caplog.text
+    assert names == [(None, None, "mine", False)]
+    who = resumed_as
     assert asyncio.run(complete(once)) == 1
     assert names == [(None, None, "mine", False), ("ann", "ann", "mine", True)]
     once.blocking().close()

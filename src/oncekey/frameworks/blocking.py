@@ -184,13 +184,17 @@ class Threads(ApplicationShared):
     def caller_of(self, asked: HttpRequest, policy: Policy, *, named: bool = False) -> Caller:
         """The caller, as far as keys are bound to it; `named`: whether a completer also needs the principal."""
         bind_to, principal = policy.bind_to, None
-        if self._principal is not None and (named or bind_to is BindTo.PRINCIPAL):
-            principal = self._principal(asked.shown)
+        if named or bind_to is BindTo.PRINCIPAL:
+            principal = self.principal_of(asked)
         return Caller(self.tenant_of(asked), principal, asked.token if bind_to is BindTo.TOKEN else None)
 
     def tenant_of(self, asked: HttpRequest) -> str:
         """The tenant, as the application's function identifies it."""
         return self._tenant(asked.shown)
+
+    def principal_of(self, asked: HttpRequest) -> str | None:
+        """The user within the tenant; None if the application does not name users."""
+        return None if self._principal is None else self._principal(asked.shown)
 
     def resource(self, asked: HttpRequest, path: str) -> Answer | None:
         """The response to a GET of one of oncekey's own paths; None for other paths."""
@@ -366,10 +370,11 @@ class BlockingExchange:
     def _claim_of(self, parts: Parts, enrolment: Enrolment) -> Claim | Refuse:
         resumption = self.asked.resumption
         if resumption is not None:
-            tenant = None
-            with suppress(Exception):  # an application need not identify a worker's request
-                tenant = self.threads.tenant_of(self.asked)
-            return resumption.claim(enrolment.policy, tenant)
+            named: list[str | None] = [None, None]
+            for place, identify in enumerate((self.threads.tenant_of, self.threads.principal_of)):
+                with suppress(Exception):  # an application need not identify a worker's request
+                    named[place] = identify(self.asked)
+            return resumption.claim(enrolment.policy, *named)
         caller = self.threads.caller_of(self.asked, enrolment.policy, named=enrolment.completes)
         assert self.echo is not None
         return claim_of([self.echo], parts, enrolment, caller, keep_headers=self.threads.kept_headers)

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("oncekey")
 
-WRONG_TENANT: Final = (
-    "a worker's request was authenticated as the tenant {tenant!r}, but it belongs to {owner!r}: "
-    "oncekey.resumed_as(request) returns the result of the `principal` function, so look up that principal's tenant"
+WRONG_CALLER: Final = (
+    "a worker's request was authenticated as the {what} {named!r}, but it belongs to {owner!r}: authenticate it as "
+    "oncekey.resumed_as(request), the result of the `principal` function (or else `tenant`), and look up its tenant"
 )
 
 
@@ -41,20 +41,21 @@ class Resumption:
     record: Record
     principal: str
 
-    def claim(self, policy: Policy, tenant: object = None) -> Claim:
+    def claim(self, policy: Policy, tenant: object = None, principal: object = None) -> Claim:
         """The claim of a completer: the record's own fields, with a new owner.
 
-        `tenant` is the tenant that the application authenticated the request as, if it did.
+        `tenant` and `principal` are the caller that the application authenticated the request as, if it did.
 
         Raises:
-            ConfigurationError: It is not the record's tenant, so the handler would run for another one.
+            ConfigurationError: The record belongs to another caller, so the handler would run for the wrong one.
         """
         record = self.record
         owner = parts_of(record.id.scope)[1:2]
-        if tenant and owner and tenant != owner[0]:
-            wrong = WRONG_TENANT.format(owner=owner[0], tenant=tenant)
-            log.error("oncekey: %s", wrong)  # some frameworks drop the exception's text
-            raise ConfigurationError(wrong)
+        for what, named, owners in (("tenant", tenant, owner), ("principal", principal, [self.principal])):
+            if named and owners and named != owners[0]:
+                wrong = WRONG_CALLER.format(what=what, named=named, owner=owners[0])
+                log.error("oncekey: %s", wrong)  # some frameworks drop the exception's text
+                raise ConfigurationError(wrong)
         return Claim(
             id=record.id,
             incarnation=record.incarnation,

@@ -14,6 +14,7 @@ from oncekey.core.errors import StoreError
 from oncekey.core.flow import adrive
 from oncekey.core.guards import Facts
 from oncekey.core.keys import key_digest
+from oncekey.core.model import State
 from oncekey.core.topics import contained
 from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
 from oncekey.engine.kept_request import UnreadableError
@@ -90,6 +91,8 @@ class Completer:
         self._notify = notify
         self._going: set[asyncio.Task[bool]] = set()
         self._resting: dict[UUID, _Rest] = {}
+        self.done = 0
+        """Requests that were completed."""
         self.failed = 0
         """Requests that could not be resumed, or whose handler failed again."""
 
@@ -158,34 +161,40 @@ class Completer:
             return not self._stopping() and await self._sent(app, record, enrolment)
 
     async def _sent(self, app: App, record: Record, enrolment: Enrolment) -> bool:
-        status: int | None = None
+        operation, digest = record.operation, key_digest(record.id.key)
         try:
-            status = await resume(app, record, enrolment.policy)
+            end = str(await resume(app, record, enrolment.policy))
         except UnreadableError as error:
-            self.failed += 1
-            log.error("oncekey: %s cannot be completed without its client: %s", record.operation, error)
+            log.error("completer: %s cannot be completed without its client: %s (digest %s)", operation, error, digest)
+            return self._refused(record)
         except StoreError as error:
             self.failed += 1
-            log.error("oncekey: completing %s failed: %s", record.operation, type(error).__name__)
+            log.error("completer: resuming %s failed with %s (digest %s)", operation, type(error).__name__, digest)
             notify_failure(self._notify, self.name, error)
             return False
         except BaseException as raised:  # noqa: BLE001  (of the handler: its record has the meaning)
             contained(raised)  # a cancellation of this task is raised again
+            end = type(raised).__name__
+        found = (await self._served.asynchronous().find(record.id)).record
+        if found is not None and (found.incarnation, found.version) == (record.incarnation, record.version):
+            log.error(NOT_LET_IN, operation, end, digest)
+            return self._refused(record)
+        self._resting.pop(record.incarnation, None)
+        if found is None or found.state is State.COMPLETED:
+            self.done += 1
+            log.info("completer: resumed %s: %s (digest %s)", operation, end, digest)
+        elif found.state is not State.IN_PROGRESS:  # otherwise its client came first
             self.failed += 1
-            log.warning("oncekey: %s failed again during completion: %s", record.operation, type(raised).__name__)
-        if await self._was_touched(record):
-            self._resting.pop(record.incarnation, None)
-            if status is not None:  # otherwise it raised, which is logged
-                log.info("completer: resumed %s: %s (digest %s)", record.operation, status, key_digest(record.id.key))
-            return True
+            log.warning(
+                "completer: %s failed again: %s; its record is %s (digest %s)", operation, end, found.state, digest
+            )
+        return True
+
+    def _refused(self, record: Record) -> bool:
+        """Skip a request for some rounds: its record is as it was."""
         self.failed += 1
-        log.error(NOT_LET_IN, record.operation, status, key_digest(record.id.key))
         self._resting.setdefault(record.incarnation, _Rest()).again()
         return False
-
-    async def _was_touched(self, record: Record) -> bool:
-        found = (await self._served.asynchronous().find(record.id)).record
-        return found is None or (found.incarnation, found.version) != (record.incarnation, record.version)
 
     def _rests(self, record: Record) -> bool:
         rest = self._resting.get(record.incarnation)

@@ -123,6 +123,7 @@ class Presence:
 
     name: Final = "heartbeat"
     about: Final = ""
+    done: Final = 0
     failed: Final = 0
 
     def __init__(

@@ -146,9 +146,14 @@ class Reconciler:
         names = self._resolvers.names
         return f"resolvers {', '.join(names)}" if names else ""
 
+    @property
+    def done(self) -> int:
+        """Records that were settled."""
+        return self.counts["settled"]
+
     async def run_once(self) -> int:
         """Check everything that is due; returns how many records were settled."""
-        before = self.counts["settled"]
+        before = self.done
         after: Record | None = None
         while not self._stopped:
             page = await self._go(self._port.due(self._page, after))
@@ -171,7 +176,7 @@ class Reconciler:
         if self._rounds % FORGET_EVERY == 0:
             await self._go(self._port.forget(micros(self._policy.audit_ttl), self._policy.reap_batch))
         self._rounds += 1
-        return self.counts["settled"] - before
+        return self.done - before
 
     async def shut_down(self) -> None:
         """No-op: a round leaves nothing open."""

@@ -167,6 +167,11 @@ class Relay:
         self._broken = 0
 
     @property
+    def done(self) -> int:
+        """Parcels that were delivered."""
+        return self.ended[ParcelEnded.DELIVERED]
+
+    @property
     def failed(self) -> int:
         """Parcels whose call failed: to be retried, dead, or left to their lease."""
         return self._broken + sum(self.ended[ended] for ended in FAILURES)

@@ -76,6 +76,10 @@ class Task(Protocol):
         """What it works on, for the worker's start-up output; empty for a task that works on all records."""
 
     @property
+    def done(self) -> int:
+        """How many of its items succeeded."""
+
+    @property
     def failed(self) -> int:
         """How many of its items failed; the log has the details."""
 
@@ -108,9 +112,10 @@ class TaskHealth:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The result of `once`: how much was done until nothing was due."""
+    """The result of `once`, until nothing was due."""
 
     done: int
+    """Items that succeeded."""
     failed: int
     """Calls, messages, requests and rounds that failed."""
 
@@ -172,20 +177,19 @@ class Service:
 
     async def once(self) -> Done:
         """Run until nothing is due, and stop; one task's results may be work for another."""
-        total = errors = 0
+        errors = 0
         found = True
         while found:
             found = False
             for task in self.tasks:
-                while did := await self._look(task):
+                while await self._look(task):
                     found = True
-                    total += did
                     await task.shut_down()
             errors += sum(look.wrong is not None for look in self.looks.values())
             found = found and not errors  # a task whose round fails finds nothing, however often it runs
         for task in self.tasks:
             await task.stop(self._grace)
-        return Done(total, sum(task.failed for task in self.tasks) + errors)
+        return Done(sum(task.done for task in self.tasks), sum(task.failed for task in self.tasks) + errors)
 
     def stop(self) -> None:
         """Begin the shutdown; `run` returns when it is complete. For signal handlers of the event loop."""

@@ -91,6 +91,11 @@ class Sweeper:
         seconds = policy.sweep_interval.total_seconds()
         self.pace = Pace(shortest=seconds, longest=seconds)
 
+    @property
+    def done(self) -> int:
+        """Records that were moved."""
+        return self.counts.total()
+
     async def run_once(self) -> int:
         """Move everything that is stale; returns how many records were moved.
 
@@ -251,13 +256,18 @@ class Reaper:
         self.pace = Pace(shortest=seconds, longest=seconds)
 
     @property
+    def done(self) -> int:
+        """Records that were moved."""
+        return sum(count for what, count in self.counts.items() if what not in {"notes", "workers"})
+
+    @property
     def batch(self) -> int:
         """The size of the next batch: as many records as take `MOMENT`, and fewer after a timeout."""
         return self._batch
 
     async def run_once(self) -> int:
         """End everything that has expired; returns how many records were moved."""
-        before = self.counts.copy()
+        before, done = self.counts.copy(), self.done
         agreed = await self._end_expiring()
         # Records that this round has marked are not due yet: the longer age also counts from their expiry.
         agreed = agreed and await self._end_kept()
@@ -268,7 +278,7 @@ class Reaper:
         did = self.counts - before  # without zeros
         if did:
             log.info("reaper: %s", ", ".join(f"{count} {what}" for what, count in sorted(did.items())))
-        return sum(count for what, count in did.items() if what not in {"notes", "workers"})
+        return self.done - done
 
     async def shut_down(self) -> None:
         """Nothing to wait for: a round leaves nothing open."""

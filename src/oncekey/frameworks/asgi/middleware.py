@@ -192,10 +192,11 @@ class Exchange:
         installation, transaction = self.installation, self.transaction
         resumption: Resumption | None = self.scope.get(RESUMPTION)
         if resumption is not None:
-            tenant = None
-            with suppress(Exception):  # an application need not identify a worker's request
-                tenant = await identified(installation.tenant(self.scope))
-            claim = resumption.claim(enrolment.policy, tenant)
+            named: list[str | None] = [None, None]
+            for place, identify in enumerate((installation.tenant, installation.principal)):
+                with suppress(Exception):  # an application need not identify a worker's request
+                    named[place] = None if identify is None else await identified(identify(self.scope))
+            claim = resumption.claim(enrolment.policy, *named)
         else:
             claim_input = await read_claim_input(
                 installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
