@@ -226,7 +226,15 @@ def test_worker_completes_views_with_session_login_and_csrf_check(project: Path,
     )
     assert "oncekey.W004) checkout has effects=PHASED" in run(project, "manage.py", "check")
     (addition,) = re.findall(r'MIDDLEWARE \+= \["shop.*\]', PAGE.text)
-    edit(project, "settings", 'MIDDLEWARE += ["oncekey.django.Middleware"]', addition)
+    above = addition.replace('"shop.middleware.ResumedUser", ', "")
+    edit(
+        project,
+        "settings",
+        'MIDDLEWARE += ["oncekey.django.Middleware"]',
+        f'MIDDLEWARE.insert(0, "shop.middleware.ResumedUser")\n{above}',
+    )
+    assert "oncekey.W007) shop.middleware.ResumedUser calls oncekey.resumed_as" in run(project, "manage.py", "check")
+    edit(project, "settings", f'MIDDLEWARE.insert(0, "shop.middleware.ResumedUser")\n{above}', addition)
     assert "no issues" in run(project, "manage.py", "check")
     migrate(project)
     with_users(project, USER)
@@ -274,11 +282,13 @@ def test_messages_of_a_django_topic_that_is_not_imported_wait(project: Path) -> 
     registered = apps.read_text()
     apps.write_text("")
     run(project, "-c", PAYING, "/payments", "basic", "live")
-    worked = run(project, "manage.py", "oncekey", "worker", "--once")
+    worked = run(project, "manage.py", "oncekey", "--log", "worker", "--once")
     assert ("0 done" in worked, "topics receipt" in worked) == (True, False)
     assert re.search(r"receipt +emit +1", run(project, "manage.py", "oncekey", "stats"))
     doctor = ["manage.py", "oncekey", "doctor", "--workers", "0", "--due-after", "0"]
-    assert "parcels due: 1" in run(project, *doctor, code=1)
+    diagnosis = run(project, *doctor, code=1)
+    assert "parcels due: 1" in diagnosis
+    assert "-> run `manage.py oncekey worker --app" in diagnosis
 
     apps.write_text(registered)
     worked = run(project, "manage.py", "oncekey", "worker", "--once")

@@ -62,6 +62,10 @@ NOT_RESUMED: Final = (
     "calls oncekey.resumed_as(request), so the worker would be refused; add {where} that logs in the user of "
     "resumed_as(request), or set complete=False"
 )
+MISPLACED: Final = (
+    "{middleware} calls oncekey.resumed_as(request), but {other} comes {order} it and {does}, so workers are refused: "
+    "in MIDDLEWARE, put {middleware} between {login} and any LoginRequiredMiddleware"
+)
 OTHER_LOGIN: Final = (
     "once.status_view is routed directly, but REST framework authenticates the callers of {operation} in its own "
     "views, so every key would return 404: call once.status_view from a view of REST framework with the same "
@@ -72,6 +76,7 @@ NO_STATUS: Final = (
     "{status}/<path:key> to once.status_view"
 )
 _MIXINS: Final = "django.contrib.auth.mixins"
+_AUTHENTICATION: Final = "django.contrib.auth.middleware.AuthenticationMiddleware"
 _LOGIN_MIDDLEWARE: Final = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 _ELSEWHERE: Final = frozenset({"SessionAuthentication", "RemoteUserAuthentication"})
 """Authentication classes of REST framework that rely on Django's middleware."""
@@ -94,6 +99,17 @@ def _placing() -> Iterator[Any]:
     ours = [name in MIDDLEWARE for name in settings.MIDDLEWARE]
     if ours.count(True) != 1 or not ours[-1]:
         yield Error(LAST, id="oncekey.E002")
+
+    for place, name in enumerate(settings.MIDDLEWARE):
+        above, below = settings.MIDDLEWARE[:place], settings.MIDDLEWARE[place + 1 :]
+        faults = (
+            (_AUTHENTICATION, below, "after", "replaces the user"),
+            (_LOGIN_MIDDLEWARE, above, "before", "sees no user"),
+        )
+        for other, there, order, does in faults:
+            if other in there and _calls_resumed_as([import_string(name)]):
+                facts = {"middleware": name, "other": other, "order": order, "does": does, "login": _AUTHENTICATION}
+                yield Warning(MISPLACED.format(**facts), id="oncekey.W007")
 
 
 def _tenant(once: Once) -> Iterator[Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
@@ -19,7 +21,6 @@ from oncekey.django.project import once_of_project, place_of_once
 if TYPE_CHECKING:
     from oncekey.wire import Source
 
-APP: Final = "--app"
 _LIBPQ: Final = frozenset(
     {
         *("sslmode", "sslcert", "sslkey", "sslrootcert", "sslcrl", "service", "passfile", "connect_timeout"),
@@ -27,10 +28,11 @@ _LIBPQ: Final = frozenset(
     }
 )
 """Connection parameters that belong to PostgreSQL itself rather than to a Python package."""
+NAME: Final = "manage.py oncekey"
 
 
 class Command(BaseCommand):
-    """Passes its arguments to `oncekey` and fills in `--app` and `--store`."""
+    """Passes its arguments to `oncekey`, with defaults for `--app` and `--store`."""
 
     help = "Runs every oncekey command for this project: migrate, worker, keys, doctor, routes, audit and the others."
     requires_system_checks = ()
@@ -42,7 +44,14 @@ class Command(BaseCommand):
 
     def handle(self, *_: Any, **__: Any) -> None:  # noqa: ANN401  (Django's signature)
         """Run the command that the arguments name."""
-        from oncekey.cli.app import make_app  # noqa: PLC0415  (an optional package)
+        from oncekey.cli.app import COMMANDS, make_app  # noqa: PLC0415  (an optional package)
+
+        commands = "|".join(COMMANDS.keys() - {"stores"})  # which is mostly a verb
+        ours = re.compile(rf"(?<!manage\.py )\boncekey (?=(?:{commands})\b)")
+
+        def renamed(text: str) -> str:
+            """A text for people, with the commands as they are typed in this project."""
+            return ours.sub(f"{NAME} ", text)
 
         try:
             once = once_of_project()
@@ -50,11 +59,26 @@ class Command(BaseCommand):
             if url is not None:
                 os.environ.setdefault("ONCEKEY_STORE", url)
             app, place = make_app(), ":".join(place_of_once().rsplit(".", 1))
-            app(args=arguments_of(app, self._argv, place), prog_name="manage.py oncekey")
+            with redirect_stdout(_Renamed(sys.stdout, renamed)), redirect_stderr(_Renamed(sys.stderr, renamed)):
+                app(args=self._argv, prog_name=NAME, default_map=defaults_of(app, self._argv, place))
         except OncekeyError as error:
-            raise CommandError(str(error)) from error
+            raise CommandError(renamed(str(error))) from error
         except SystemExit as ended:
             sys.exit(ended.code)
+
+
+class _Renamed:
+    """A stream that writes every text with the names of this project's commands."""
+
+    def __init__(self, stream: Any, renamed: Callable[[str], str]) -> None:  # noqa: ANN401  (a stream of text)
+        self._stream = stream
+        self._renamed = renamed
+
+    def write(self, text: str) -> int:
+        return int(self._stream.write(self._renamed(text)))
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        return getattr(self._stream, name)
 
 
 def url_of(store: Source) -> str | None:
@@ -72,18 +96,14 @@ def url_of(store: Source) -> str | None:
     return f"postgresql://{whom}/{quote(str(given.get('dbname') or ''), safe='')}{query}"
 
 
-def arguments_of(app: Any, given: Sequence[str], place: str) -> list[str]:  # noqa: ANN401  (typer's application)
-    """The arguments, with `--app` added after a command that accepts it and was not given one."""
+def defaults_of(app: Any, words: Sequence[str], place: str) -> dict[str, Any]:  # noqa: ANN401  (typer's application)
+    """The default of `--app` for the command that is typed, wherever the options before it end."""
     import typer  # noqa: PLC0415  (an optional package)
 
-    command: Any = typer.main.get_command(app)
-    words = list(given)
-    context = command.make_context("oncekey", ["--help"], resilient_parsing=True) if words else None
-    for word in words:
-        found = command.get_command(context, word) if hasattr(command, "get_command") else None
-        if found is None:
-            break
-        command = found
-    takes = any(APP in getattr(one, "opts", ()) for one in command.params)
-    told = any(word == APP or word.startswith(f"{APP}=") for word in words)
-    return [*words, APP, place] if takes and not told and "--help" not in words else words
+    from oncekey.cli.app import COMMANDS  # noqa: PLC0415  (it needs that package)
+
+    def below(command: Any) -> dict[str, Any]:  # noqa: ANN401  (click's)
+        return {"app": place, **{name: below(one) for name, one in getattr(command, "commands", {}).items()}}
+
+    typed = next((word for word in words if word in COMMANDS), None)
+    return {} if typed is None else {typed: below(typer.main.get_command(app).get_command(None, typed))}  # type: ignore[attr-defined]
