@@ -223,7 +223,7 @@ async def test_changed_call_parameters_park_the_record(mixed_bank: Bank, caplog:
     record = await bank.record()
     assert (reply.status, record.state.value, record.last_error) == (500, "unknown", "call_parameters_changed")
     assert len(bank.provider.keys) == 1
-    assert "parked" in caplog.text
+    assert "waits for an operator: call_parameters_changed" in caplog.text
 
 
 @pytest.mark.parametrize("status", [201, 402, 429, 503])

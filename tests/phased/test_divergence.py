@@ -55,7 +55,7 @@ async def test_a_diverged_handler_runs_no_further_step(
         assert (await other.send()).code == "idempotency_outcome_unknown"
     assert (bank.effects, bank.provider.keys) == (["a", "b"], [])
     missing = "'b'" if case == "the code of before" else "'a'"
-    (parked,) = [line for line in caplog.messages if "is parked: replay_diverged: " in line]
+    (parked,) = [line for line in caplog.messages if "waits for an operator: replay_diverged: " in line]
     assert f"stored phase {missing}" in parked or f"stored step is the phase {missing}" in parked
     assert parked.endswith("then run `oncekey keys release`")
 
@@ -101,7 +101,7 @@ async def test_an_unknown_recovery_point_parks_the_record(mixed_bank: Bank, capl
         assert (record.state.value, record.last_error) == ("unknown", "unknown_recovery_point")
         assert await Completer(alive.once).run_once() == 0
         assert (bank.effects, bank.provider.charges, alive.runs) == (["order"], 1, 0)
-    assert "parked: unknown_recovery_point" in caplog.text
+    assert "waits for an operator: unknown_recovery_point" in caplog.text
 
 
 REFUSED = {

@@ -159,5 +159,5 @@ async def test_unit_test_operations_validate_declared_results() -> None:
     with pytest.raises(ResultInvalidError, match=r"the result of 'charge' is not Charge: amount is missing"):
         blocking.call("charge", lambda key: {"id": "ch_1"}, repeatable=True, result=Charge)
     assert blocking.steps == {"charge": {"id": "ch_1"}}
-    with pytest.raises(Exception, match="parked"):
+    with pytest.raises(Exception, match="waits for an operator"):
         blocking.phase("paid", lambda _: None)

@@ -105,23 +105,34 @@ def decided(
         if short is not None:
             return short, None
     ending = _ending(run, ended, captured, raised)
+    forgotten = None if run.phased_run is None or raised is not None else run.phased_run.forgotten()
+    if forgotten is not None:
+        log.error("oncekey: the response of %s is not stored: %s", run.enrolment.operation, forgotten)
+        return _failed(run, replace(ending, error="step_not_awaited"))
     if error is None and captured.refused is None:
         decision = decide(effects, policy, ending)
         return decision, _instead(run, decision, ending)
-    failed = refused(run, Refuse(Code.EXECUTION_FAILED))
     if captured.refused is not None:
         log.error("oncekey: the response cannot be captured: %s", captured.refused)
-        return decide(effects, policy, replace(ending, status=None, error=captured.refused)), failed
+        return _failed(run, replace(ending, error=captured.refused))
     # The application's error page is created outside this middleware and may show a traceback: it is never stored.
     final = isinstance(raised, Exception) and not ending.not_executed  # a cancellation is not a final outcome
     if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and final:
+        failed = refused(run, Refuse(Code.EXECUTION_FAILED))
         ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
         return decide(effects, policy, ours), failed
     unfinished = replace(ending, status=None)  # an incomplete response does not count
     decision = decide(effects, policy, unfinished)
     instead = _instead(run, decision, unfinished)
-    said = isinstance(raised, NotExecutedError) and not is_inner(raised, ended.began)
-    return decision, failed if instead is None and said else instead
+    if instead is None and isinstance(raised, NotExecutedError) and not is_inner(raised, ended.began):
+        instead = refused(run, Refuse(Code.EXECUTION_FAILED))
+    return decision, instead
+
+
+def _failed(run: Run, ending: Ending) -> tuple[Decision, Answer]:
+    """The decision about a handler whose response is not used."""
+    decision = decide(run.enrolment.effects, run.policy, replace(ending, status=None))
+    return decision, refused(run, Refuse(Code.EXECUTION_FAILED))
 
 
 def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseException | None) -> Ending:
@@ -166,7 +177,7 @@ def _instead(run: Run, decision: Decision, ending: Ending) -> Answer | None:
             return refused(run, Refuse(Code.IN_PROGRESS, retry_after=1, record=record))
         case Doubtful(last_error) if progress.parked is not None or last_error == DIVERGED:
             assert run.phased_run is not None
-            log.error("oncekey: %s is parked: %s", operation, run.phased_run.parked_because(last_error))
+            log.error("oncekey: %s waits for an operator: %s", operation, run.phased_run.parked_because(last_error))
             return refused(run, Refuse(Code.EXECUTION_FAILED))
         case Doubtful() if progress.call_open:
             return refused(run, Refuse(Code.OUTCOME_UNKNOWN))

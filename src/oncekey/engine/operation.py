@@ -11,7 +11,7 @@ from oncekey.core.lazy import exports
 from oncekey.core.model import Claim, Effects
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from datetime import timedelta
     from typing import Concatenate
 
@@ -45,7 +45,10 @@ NO_CONNECTION = (
     "op.connection is for effects=LOCAL and OUTBOX, where the business rows commit with the key; a PHASED handler "
     "writes in op.phase(name, fn, ...), an INLINE handler opens its own"
 )
-NOT_PHASED = "op.{what} is for effects=PHASED"
+NOT_PHASED = (
+    "op.{what} is for effects=PHASED: declare the handler with it, or, if the handler only writes rows, write them "
+    "through op.connection (LOCAL)"
+)
 NOT_OUTBOX = "op.defer is for effects=OUTBOX, where a worker makes the call and its result is the response"
 NO_OUTBOX = (
     "op.emit writes a parcel with the business rows, so it is for effects=LOCAL, OUTBOX and, inside op.phase, PHASED"
@@ -53,7 +56,8 @@ NO_OUTBOX = (
 )
 WRONG_ORDER = (
     "put @once.protect(...) directly above the function and below the route decorator: "
-    "the framework must see the wrapped handler, which has no `op` parameter"
+    "the framework must see the wrapped handler, which has no `op` parameter. A dependency cannot have one either: it "
+    "gets the transaction from once.session or once.connection"
 )
 
 
@@ -179,15 +183,15 @@ class Operation(Held[Conn]):
         self, name: str, fn: Callable[Concatenate[Conn, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> R: ...
 
-    async def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def phase(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(connection, *args, **kwargs)` in its own transaction, once; later runs get the stored result.
 
         The result is plain data, and is returned in its stored form on the first run, too.
         """
-        return await self._steps("phase").phase(name, fn, args, kwargs)
+        return self._begun("phase", name, self._steps("phase").phase(name, fn, args, kwargs))
 
     @async_call
-    async def call(
+    def call(
         self,
         name: str,
         fn: Callable[..., Any],
@@ -210,7 +214,8 @@ class Operation(Held[Conn]):
         `fn` raises `NotExecutedError` if nothing was sent, and `RejectedError(value)` for the provider's final refusal.
         """
         steps = self._steps("call")
-        return await steps.call(name, fn, args, repeatable=repeatable, parameters=parameters, result=result)
+        step = steps.call(name, fn, args, repeatable=repeatable, parameters=parameters, result=result)
+        return self._begun("call", name, step)
 
     @overload
     async def value(self, name: str, fn: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -218,9 +223,15 @@ class Operation(Held[Conn]):
     @overload
     async def value(self, name: str, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
-    async def value(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def value(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `fn(*args, **kwargs)` once and store its result, such as the time, a random number or an id."""
-        return await self._steps("value").value(name, fn, args, kwargs)
+        return self._begun("value", name, self._steps("value").value(name, fn, args, kwargs))
+
+    def _begun(self, what: str, name: str, step: Coroutine[Any, Any, Any]) -> Coroutine[Any, Any, Any]:
+        """Note a step, which runs only if the handler awaits it."""
+        assert self._phased_run is not None
+        self._phased_run.begun[f"op.{what}({name!r}, ...)"] = step
+        return step
 
 
 def operation_of(kind: type[Op], run: Run, stepping: Stepping | None) -> Op:

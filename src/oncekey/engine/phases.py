@@ -9,6 +9,7 @@ import logging
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
 from typing import TYPE_CHECKING, Any, Final
 
 from oncekey.canonical.digests import downstream_key
@@ -46,7 +47,7 @@ from oncekey.engine.deciding import is_inner, proves_nothing_sent
 from oncekey.engine.operation import LOST
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from oncekey.engine.notifying import Notifier
 
@@ -56,6 +57,7 @@ UNKNOWN_POINT: Final = "unknown_recovery_point"
 NOT_STORABLE: Final = "result_not_storable"
 NOT_VALID: Final = "result_not_valid"
 OTHER_PARAMETERS: Final = "call_parameters_changed"
+NOT_AWAITED: Final = "the step {step} was not awaited, so it has not run: write `await` before it"
 TOO_LATE: Final = "the call was not made: too much time had passed since it was announced"
 
 
@@ -91,6 +93,8 @@ class PhasedRun:
     halted: bool = False
     notifier: Notifier | None = None
     """Reports each step to the observers, if there are any."""
+    begun: dict[str, Coroutine[Any, Any, Any]] = field(default_factory=dict)
+    """The steps of an `async def` handler, by the code that it wrote."""
     _read_at: float = 0.0
 
     @classmethod
@@ -125,7 +129,7 @@ class PhasedRun:
     def check(self) -> None:
         """Raise if the record is parked: no step may begin."""
         if self.parked is not None:
-            raise ReplayDivergedError(f"this operation is parked ({self.parked}): nothing more is run")
+            raise ReplayDivergedError(f"this operation waits for an operator ({self.parked}): nothing more is run")
 
     def parked_because(self, last_error: str) -> str:
         """Why the record is parked, for the log: the stored step that the handler did not run, and what to do."""
@@ -269,7 +273,9 @@ class PhasedRun:
             return fitted(value, declared)
         except ResultInvalidError as error:
             self.parked = NOT_VALID
-            log.error("oncekey: the result of the call %r is %s; the operation is parked", entry.name, error)
+            log.error(
+                "oncekey: the result of the call %r is %s; the operation waits for an operator", entry.name, error
+            )
             raise ResultInvalidError(f"the result of {entry.name!r} is {error}") from None
 
     def mark_lost(self) -> LeaseLostError:
@@ -278,6 +284,17 @@ class PhasedRun:
         return LeaseLostError(LOST)
 
     # The end
+
+    def forgotten(self) -> str | None:
+        """A sentence about a step that the handler has passed without `await`, so that it has not run."""
+        for step, coroutine in self.begun.items():
+            state = getcoroutinestate(coroutine)
+            if state == CORO_CREATED:
+                coroutine.close()  # Python would warn, too
+                return NOT_AWAITED.format(step=step)
+            if state != CORO_CLOSED:
+                return None  # it is being awaited, and those after it may be
+        return None
 
     def progress(self) -> Progress:
         """The handler's progress, for the decision about its end."""
@@ -308,6 +325,9 @@ class PhasedRun:
         if self.lost:
             raise LeaseLostError(LOST)
         self.check()
+        forgotten = self.forgotten()
+        if forgotten is not None:
+            raise ConfigurationError(forgotten)
         if self.step is not None:
             raise ConfigurationError(
                 f"{name!r} was begun while {self.step!r} is open: one step at a time, and no call inside a phase"
