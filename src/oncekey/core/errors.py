@@ -33,6 +33,12 @@ class StoreError(OncekeyError):
     outage: ClassVar[bool] = False
     """Whether the store itself is unreachable or broken. If not, it answered, and refused what the handler did."""
 
+    @property
+    def reason(self) -> str:
+        """Its class and that of its cause, for the log: the texts may contain client data."""
+        cause = self.__cause__
+        return type(self).__name__ + ("" if cause is None else f" from {type(cause).__name__}")
+
 
 class StoreUnavailableError(StoreError):
     """The store could not be reached, or refused to work; nothing of this transaction happened."""

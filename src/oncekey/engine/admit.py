@@ -192,7 +192,7 @@ def _ask_store(run: Run) -> Life[Verdict]:
             run.notifier.failed("claim", error)
         if isinstance(error, CommitAmbiguousError):
             yield _undo(run)
-        log.error("oncekey: the store is unavailable: %s", type(error).__name__)
+        log.error("oncekey: the store is unavailable: %s", error.reason)
         return _outage(run.policy)
     except (Interrupted, Exception):
         if run.claiming:

@@ -192,7 +192,7 @@ class WebhookReceiver:
             return WebhookReply(422, "The message cannot be applied.")
         except StoreError as error:
             notify_failure(self._rules.notify, "webhook", error)
-            log.warning("oncekey: %s: the store did not respond (%s)", self._mover.who, type(error).__name__)
+            log.warning("oncekey: %s: the store did not respond (%s)", self._mover.who, error.reason)
             return WebhookReply(503, "Send it again later.")
 
     def _report_of(self, sighting: Sighting, body: bytes) -> CallReport:

@@ -161,7 +161,7 @@ class _Standing:
                 try:
                     self._gauges = look_blocking(self._once)
                 except StoreError as error:
-                    log.warning("oncekey: reading the store's gauges failed: %s", type(error).__name__)
+                    log.warning("oncekey: reading the store's gauges failed: %s", error.reason)
                     self._gauges = None  # no value is better than a wrong one
                 self._asked = time.monotonic()
             return self._gauges

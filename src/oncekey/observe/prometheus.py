@@ -107,7 +107,7 @@ class Prometheus:
         try:
             self._show(await look(once), up=True)
         except StoreError as error:
-            log.warning("oncekey: reading the store's gauges failed: %s", type(error).__name__)
+            log.warning("oncekey: reading the store's gauges failed: %s", error.reason)
             self._show(None, up=False)
         return generate_latest(self.registry)
 
@@ -116,7 +116,7 @@ class Prometheus:
         try:
             self._show(look_blocking(once), up=True)
         except StoreError as error:
-            log.warning("oncekey: reading the store's gauges failed: %s", type(error).__name__)
+            log.warning("oncekey: reading the store's gauges failed: %s", error.reason)
             self._show(None, up=False)
         return generate_latest(self.registry)
 

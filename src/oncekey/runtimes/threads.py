@@ -307,7 +307,7 @@ class Heartbeat:
             until = self._transact(renew())
         except StoreError as error:
             wait /= 3  # retry sooner: two more beats fit into the lease
-            log.warning("oncekey: a lease could not be renewed: %s", type(error).__name__)
+            log.warning("oncekey: a lease could not be renewed: %s", error.reason)
         else:
             if until is None and self._renew is not None:  # after `stop` the record is settled, not lost
                 self.lost = True

@@ -169,7 +169,7 @@ class Completer:
             return self._refused(record)
         except StoreError as error:
             self.failed += 1
-            log.error("completer: resuming %s failed with %s (digest %s)", operation, type(error).__name__, digest)
+            log.error("completer: resuming %s failed with %s (digest %s)", operation, error.reason, digest)
             notify_failure(self._notify, self.name, error)
             return False
         except BaseException as raised:  # noqa: BLE001  (of the handler: its record has the meaning)

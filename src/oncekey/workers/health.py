@@ -170,7 +170,7 @@ class Presence:
             try:
                 await adrive(self._store.leave(self.who), self._run)
             except StoreError as error:
-                log.warning("heartbeat: the store did not respond (%s); the row stays", type(error).__name__)
+                log.warning("heartbeat: the store did not respond (%s); the row stays", error.reason)
                 notify_failure(self._notify, self.name, error)
             else:
                 self._notify_beat(leaving=True)

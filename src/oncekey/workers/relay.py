@@ -497,7 +497,7 @@ class Relay:
             try:
                 return await self._drive(relay.end_call(self._outbox, taken, ending, self._policy))
             except StoreError as error:
-                log.warning("relay: the store did not respond (%s); retrying", type(error).__name__)
+                log.warning("relay: the store did not respond (%s); retrying", error.reason)
                 notify_failure(self._notify, self.name, error)
             await self._sleep(OUTAGE.wait(failures, self._chance()))
             failures += 1

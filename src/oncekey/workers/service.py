@@ -239,7 +239,7 @@ class Service:
             did = await task.run_once()
         except StoreError as error:
             look.failed = type(error).__name__
-            log.warning("%s: the store did not respond (%s)", task.name, type(error).__name__)
+            log.warning("%s: the store did not respond (%s)", task.name, error.reason)
             notify_failure(self._notify, task.name, error)
         except Exception as error:  # noqa: BLE001  (a task that failed once must run again)
             look.failed = type(error).__name__

@@ -131,15 +131,16 @@ def understood(error: exceptions.BotoCoreError | exceptions.ClientError, request
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", _SERVERS_FAULT))
         if status < _SERVERS_FAULT:
             return Failed(errors.StoreUnavailableError(REFUSED.format(operation=operation, code=code)), again=False)
-        return _unanswered(request, code)
+        return _unanswered(request, code, error)
     if operation == "transact_write_items" and isinstance(error, exceptions.ParamValidationError):
         return Failed(
             errors.RolledBackError(ITEMS_REFUSED.format(why="TransactWriteItems does not accept them")), again=False
         )
     if isinstance(error, _NEVER_SENT) or _never_connected(error):
         certain = errors.StoreUnavailableError(FAILED.format(operation=operation, code=type(error).__name__))
+        certain.__cause__ = error
         return Failed(certain, again=not request.writes)
-    return _unanswered(request, type(error).__name__)
+    return _unanswered(request, type(error).__name__, error)
 
 
 def _never_connected(error: exceptions.BotoCoreError) -> bool:
@@ -149,10 +150,11 @@ def _never_connected(error: exceptions.BotoCoreError) -> bool:
     return any(kind.__name__ in _NEVER_CONNECTED for kind in type(error.kwargs.get("error")).__mro__)
 
 
-def _unanswered(request: Request, code: str) -> Failed:
-    if request.writes:
-        return Failed(errors.CommitAmbiguousError(LOST.format(operation=request.operation, code=code)), again=False)
-    return Failed(errors.StoreUnavailableError(FAILED.format(operation=request.operation, code=code)), again=True)
+def _unanswered(request: Request, code: str, cause: Exception) -> Failed:
+    kind, text = (errors.CommitAmbiguousError, LOST) if request.writes else (errors.StoreUnavailableError, FAILED)
+    error = kind(text.format(operation=request.operation, code=code))
+    error.__cause__ = cause
+    return Failed(error, again=not request.writes)
 
 
 class Dialogue:
