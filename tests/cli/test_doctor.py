@@ -119,7 +119,7 @@ def test_a_missing_index_is_an_error(tmp_path):
 def test_missing_tables_are_an_error(tmp_path):
     (tmp_path / "shop.db").touch()
     said = examined(f"sqlite:///{tmp_path / 'shop.db'}")
-    assert (said["level"], about(said, "schema")[0]["todo"]) == ("error", "run oncekey migrate up")
+    assert (said["level"], about(said, "schema")[0]["todo"]) == ("error", "run `oncekey migrate up`")
 
 
 def test_doctor_reports_an_unreachable_store_as_an_error():

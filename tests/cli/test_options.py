@@ -75,7 +75,7 @@ def busy(shop):
 
 def test_table_prints_all_columns_to_a_pipe_and_fits_a_terminal(busy, url):
     piped = typed("keys", "list", "--store", url, capture_output=True, text=True)
-    assert piped.stdout.splitlines()[0].split()[:3] == ["key", "whose", "state"]
+    assert piped.stdout.splitlines()[0].split()[:3] == ["key", "caller", "state"]
     assert (piped.stderr, "\x1b" in piped.stdout) == ("", False)
     seen = on_a_terminal("keys", "list", "--store", url)
     lines = seen.replace("\r", "").splitlines()

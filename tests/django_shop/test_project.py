@@ -19,7 +19,7 @@ from django.test import Client, override_settings
 from openapi_spec_validator import validate
 
 from django_shop.asking import new_key, post, sold
-from oncekey import LOCAL, PHASED, SINGLE_TENANT, ConfigurationError
+from oncekey import LOCAL, PHASED, SINGLE_TENANT, ConfigurationError, resumed_as
 from oncekey.databases.postgres import store as postgres_store
 from oncekey.databases.sqlite import store as sqlite_store
 
@@ -181,8 +181,26 @@ def test_the_management_command_uses_the_projects_database(tmp_path: Path, postg
     listed = manage(tmp_path, "oncekey", "keys", "list", "--json", database=database)
     assert json.loads(listed.stdout)["items"] == []
     doctor = manage(tmp_path, "oncekey", "doctor", database=database)
-    assert doctor.returncode in {0, 1}, doctor.stderr
+    assert "-> run `manage.py oncekey worker --app MODULE:NAME`" in doctor.stdout
     assert manage(tmp_path, "check", database=database).returncode == 0
+    assert "CREATE TABLE" in manage(tmp_path, "oncekey", "migrate", "sql", database=database).stdout
+    # neither a variable of another store nor Django's own options change that
+    options = (
+        "--settings=django_shop.settings",
+        "oncekey",
+        "--no-color",
+        "--log",
+        "keys",
+        "list",
+        "--pythonpath",
+        str(tmp_path),
+    )
+    elsewhere = {"ONCEKEY_STORE": f"sqlite:///{tmp_path}/elsewhere.db", "DJANGO_SETTINGS_MODULE": "nowhere"}
+    listed = manage(tmp_path, *options[1:], options[0], database=database, **elsewhere)
+    assert (listed.returncode, listed.stdout) == (0, "no matching keys\n"), listed.stderr
+    help_text = manage(tmp_path, "oncekey", "worker", "--help", database=database).stdout
+    assert ("Usage: manage.py oncekey worker" in help_text, "[required]" in help_text) == (True, False)
+    assert "[default: (the project's)]" in " ".join(help_text.split())
 
 
 def test_the_management_command_reports_errors_without_traceback(tmp_path: Path) -> None:
@@ -190,6 +208,19 @@ def test_the_management_command_reports_errors_without_traceback(tmp_path: Path)
     missing = manage(tmp_path, "oncekey", "keys", "list")
     assert missing.returncode != 0
     assert "Traceback" not in missing.stderr
+
+
+def test_the_plain_command_names_the_management_command(tmp_path: Path) -> None:
+    command = [
+        str(Path(sys.executable).with_name("oncekey")),
+        "worker",
+        "--app",
+        "django_shop.on_default:once",
+        "--once",
+    ]
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=False, timeout=60)
+    wanted = "is part of a Django project: use `python manage.py oncekey`, without --app"
+    assert (done.returncode, wanted in done.stderr.splitlines()[-1]) == (2, True), done.stderr
 
 
 def test_missing_django_migrations_log_the_command_to_run(
@@ -207,6 +238,37 @@ def test_missing_django_migrations_log_the_command_to_run(
         del connections[name]
     assert "the store could not be checked: the store has no oncekey tables" in caplog.text
     assert "`manage.py migrate`" in caplog.text
+
+
+def test_a_missing_middleware_class_is_left_to_django(postgres: str) -> None:
+    assert messages(MIDDLEWARE=["nowhere.Middleware", "oncekey.django.Middleware"]) == []
+
+
+class ResumesUsers:
+    """A middleware that logs in whom a worker resumes."""
+
+    def __call__(self, request: Any) -> Any:
+        return resumed_as(request)
+
+
+def test_a_middleware_that_resumes_users_has_its_place(postgres: str) -> None:
+    ours, there = "oncekey.django.Middleware", "django.contrib.auth.middleware."
+    login, required = f"{there}AuthenticationMiddleware", f"{there}LoginRequiredMiddleware"
+    resumes = f"{__name__}.ResumesUsers"
+    for order, why in (
+        ([resumes, login, required], f"{login} comes after it and replaces the user"),
+        ([login, required, resumes], f"{required} comes before it and sees no user"),
+    ):
+        (said,) = [one for one in messages(MIDDLEWARE=[*order, ours]) if "W007" in one]
+        assert said.startswith(f"oncekey.W007: {resumes} calls oncekey.resumed_as(request), but {why}")
+    assert not any("W007" in one for one in messages(MIDDLEWARE=[login, resumes, required, ours]))
+
+
+def test_an_alias_is_not_a_store(postgres: str) -> None:
+    from oncekey.django import Once
+
+    with pytest.raises(ConfigurationError, match=r"write Once\(Database\('default'\)\)"):
+        Once("default", tenant=SINGLE_TENANT)
 
 
 def test_mysql_is_refused_before_it_is_connected_to(tmp_path: Path) -> None:

@@ -38,6 +38,9 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 )
 """Every command, with the module or distribution that registers it, and its line in `oncekey --help`."""
 
+PROJECT: Final[dict[str, str]] = {}
+"""The values of `--app` and `--store` in a Django project, whose `manage.py oncekey` sets them."""
+
 GROUP: Final = "oncekey.commands"
 """Entry point group of commands in other distributions: the command's name, and a module with `register(app)`."""
 
@@ -61,12 +64,23 @@ class Commands(TyperGroup):
         own.callback()(lambda: None)  # a group, however few commands the module has
         module.register(own)
         group: Any = typer.main.get_command(own)
-        return group.commands[cmd_name]
+        return _of_project(group.commands[cmd_name])
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  (click's signature)
         """Write the table of commands without importing any of them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+
+
+def _of_project(command: Any) -> Any:
+    """A command whose options have the project's values, if there is a project: no variable replaces them."""
+    for option in command.params:
+        if option.name in PROJECT:
+            option.default, option.envvar = PROJECT[option.name], None
+            option.required, option.show_default = False, "the project's"
+    for below in getattr(command, "commands", {}).values():
+        _of_project(below)
+    return command
 
 
 def _module_of(command: str) -> Any:

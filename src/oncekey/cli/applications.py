@@ -136,3 +136,9 @@ def _module(name: str, option: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise ConfigurationError(f"{option}: {name} cannot be imported: {error}") from error
+    except Exception as error:
+        if type(error).__module__.startswith("django."):  # its settings or its apps are not loaded
+            raise ConfigurationError(
+                f"{option}: {name} is part of a Django project: use `python manage.py oncekey`, without {option}"
+            ) from error
+        raise

@@ -155,7 +155,9 @@ def show(
     else:
         printing.lines(keys_show.record_lines(known, shape, verbose=verbose))
         if not verbose and "scope" in shape:
-            typer.echo("\n--verbose shows every field, `oncekey keys history` every move.", err=True)
+            typer.echo(
+                "\n--verbose shows every field, `oncekey keys history` the moves that no request made.", err=True
+            )
 
 
 def history(

@@ -139,7 +139,7 @@ def record_lines(known: RecordView, shape: dict[str, Any], *, verbose: bool) -> 
         for line in _advice(known, record, now, shape):
             yield f"  {line}" if line else ""
         yield ""
-        brief = [("key", record.id.key), ("whose", shown_scope(record.id.scope))]
+        brief = [("key", record.id.key), ("caller", shown_scope(record.id.scope))]
         brief += [(name.replace("_", " "), shape[name]) for name in _BRIEF if _is_shown(name, shape, record)]
         yield from pairs(brief)
     if verbose:
@@ -297,6 +297,6 @@ def row_of(record: Record, now: Instant) -> tuple[Any, ...]:
     )
 
 
-HEAD: Final = ("key", "whose", "state", "operation", "effects", "at", "tries", "last error", "age")
-FIRST: Final = ("key", "state", "whose", "age", "operation", "last error")
+HEAD: Final = ("key", "caller", "state", "operation", "effects", "step", "tries", "last error", "age")
+FIRST: Final = ("key", "state", "caller", "age", "operation", "last error")
 """The columns, most important first."""

@@ -105,7 +105,7 @@ def list_unknown(
         printing.as_list([in_doubt(one, page.now, calls=calls.get(one.operation, ())) for one in records], now=page.now)
         return
     printing.table(
-        ("key", "downstream key", "whose", "operation", "effects", "last error", "open call", "checks", "age"),
+        ("key", "downstream key", "caller", "operation", "effects", "last error", "open call", "checks", "age"),
         [
             (
                 one.id.key,
@@ -121,7 +121,7 @@ def list_unknown(
             for one in records
         ],
         empty="no unknown outcomes",
-        first=("key", "downstream key", "whose", "age", "operation", "last error"),
+        first=("key", "downstream key", "caller", "age", "operation", "last error"),
     )
     if records:
         typer.echo("Details and commands: oncekey keys show KEY", err=True)

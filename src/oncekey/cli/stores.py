@@ -202,13 +202,11 @@ def up(
 
 
 def sql(
-    store: Annotated[str | None, typer.Option("--store", help="The store's URL; no connection is made.")] = None,
-    dialect: Annotated[Dialect | None, typer.Option(help="The database, if you have no URL.")] = None,
+    store: options.OptionalStoreUrl = None,
+    dialect: Annotated[Dialect | None, typer.Option(help="The database, instead of a URL.")] = None,
     app: options.StoreOfApp = None,
 ) -> None:
     """Print all migrations as SQL, to run them with other tools. The command makes no connection."""
-    if (store, dialect, app).count(None) != 2:  # noqa: PLR2004  (one of three)
-        raise ConfigurationError("pass one of --store URL, --dialect and --app")
     url = options.store_named(store, app) if dialect is None else _SAMPLES[dialect]
     typer.echo(wire.migrations_for(url).script(), nl=False)
 

@@ -24,7 +24,9 @@ ALONE: Final = "-- Stands alone: it builds on no post before it."
 """The first line of a `pre` that may run before a `post` of a lower number."""
 
 
-_REMEDY: Final = "run `oncekey migrate up --store URL` (Django: `manage.py migrate`)"
+_REMEDY: Final = (
+    "run `oncekey migrate up --store URL` (Django: `manage.py migrate`, with 'oncekey.django' in INSTALLED_APPS)"
+)
 
 
 class MigrationPhase(StrEnum):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from django.conf import settings
@@ -13,6 +14,7 @@ from django.utils.module_loading import import_string
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Effects
+from oncekey.django.database import VENDORS
 from oncekey.django.once import NO_TENANT, Once
 from oncekey.django.project import METHODS, alias_of_project, class_of, enrolment_of, has_login, once_of_project, views
 from oncekey.frameworks.resuming import resumed_as
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
 
 MIDDLEWARE: Final = frozenset({"oncekey.django.Middleware", "oncekey.django.middleware.Middleware"})
 LAST: Final = (
-    "'oncekey.django.Middleware' must be in MIDDLEWARE exactly once, as its last entry: changes made by a middleware "
-    "after it would be stored"
+    "'oncekey.django.Middleware' must be in MIDDLEWARE exactly once, as its last entry: without it no view is "
+    "protected, and what a middleware after it adds to a response is missing from the replay"
 )
 NOT_IMMEDIATE: Final = (
     "the SQLite database {alias!r} begins transactions without a lock, so two views that read before they write fail "
@@ -39,13 +41,14 @@ WRAPPED: Final = (
 )
 NOT_SHARED: Final = (
     "{operation} has effects={effects}, but keys are stored over another connection than the one your models use, so "
-    "rows and key would not commit together: use Once(Database({alias!r}))"
+    "rows and key would not commit together: {remedy}"
 )
 NOT_SHARED_PHASES: Final = (
     "{operation} has effects={effects}, but keys are stored over another connection than the one your models use, so "
     "rows that its phases write through models are not in their transactions: write with the connection that op.phase "
-    "passes, or use Once(Database({alias!r}))"
+    "passes, or {remedy}"
 )
+NOT_SHARED_BY_MYSQL: Final = "move the models to PostgreSQL or SQLite, the databases of Django that can store keys"
 OTHER_DATABASE: Final = (
     "Once stores its keys in Database({alias!r}), but the admin pages read another database: set ONCEKEY_DATABASE = "
     "{alias!r}"
@@ -107,7 +110,7 @@ def _placing() -> Iterator[Any]:
             (_LOGIN_MIDDLEWARE, above, "before", "sees no user"),
         )
         for other, there, order, does in faults:
-            if other in there and _calls_resumed_as([import_string(name)]):
+            if other in there and _calls_resumed_as(_imported([name])):
                 facts = {"middleware": name, "other": other, "order": order, "does": does, "login": _AUTHENTICATION}
                 yield Warning(MISPLACED.format(**facts), id="oncekey.W007")
 
@@ -118,13 +121,14 @@ def _tenant(once: Once) -> Iterator[Any]:
 
 
 def _unshared(once: Once) -> Iterator[Any]:
+    remedy = 'use Once(Database("default"))' if connections["default"].vendor in VENDORS else NOT_SHARED_BY_MYSQL
     for view in once.enrolled.values():
         enrolment = view.__oncekey__  # type: ignore[attr-defined]  # every enrolled view has one
-        names = {"operation": enrolment.operation, "effects": enrolment.effects.name, "alias": "default"}
+        names = {"operation": enrolment.operation, "effects": enrolment.effects.name, "remedy": remedy}
         if enrolment.transactional:
-            yield Error(NOT_SHARED.format(**names), id="oncekey.E004", obj=view)
+            yield Error(NOT_SHARED.format(**names), id="oncekey.E004")
         elif enrolment.effects is Effects.PHASED:
-            yield Warning(NOT_SHARED_PHASES.format(**names), id="oncekey.W003", obj=view)
+            yield Warning(NOT_SHARED_PHASES.format(**names), id="oncekey.W003")
 
 
 def _database(once: Once, database: Database) -> Iterator[Any]:
@@ -198,7 +202,14 @@ def _admits_workers(view: Any) -> bool:  # noqa: ANN401  (a view of any kind)
     else:
         closed = has_login(view) or any(base.__module__ == _MIXINS for base in getattr(of_class, "__mro__", ()))
     closed = closed or _LOGIN_MIDDLEWARE in settings.MIDDLEWARE
-    return not closed or _calls_resumed_as([*(authenticators or ()), *map(import_string, settings.MIDDLEWARE)])
+    return not closed or _calls_resumed_as([*(authenticators or ()), *_imported(settings.MIDDLEWARE)])
+
+
+def _imported(names: Iterable[str]) -> Iterator[Any]:
+    """The middleware with these names; Django reports a name that does not exist."""
+    for name in names:
+        with suppress(ImportError):
+            yield import_string(name)
 
 
 def _authenticators(view: Any) -> list[Any] | None:  # noqa: ANN401

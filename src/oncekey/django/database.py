@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from weakref import WeakSet
 
+from django.conf import settings
 from django.db import Error, connections, transaction
 
 from oncekey.core import errors
@@ -42,7 +43,7 @@ T = TypeVar("T")
 log = logging.getLogger("oncekey")
 
 WHAT: Final = "the business transaction"
-NO_ALIAS: Final = "Database({alias!r}) is not in settings.DATABASES, which has {known}"
+NO_ALIAS: Final = "{named} is not in settings.DATABASES, which has {known}"
 NO_STORE: Final = (
     "Database({alias!r}) is {vendor}; Django databases that store keys must be PostgreSQL or SQLite: for views with "
     "effects=INLINE use Once('mariadb://...'), and for LOCAL views move their tables to one of those two"
@@ -89,6 +90,8 @@ _VERBS: Final = {
     "postgresql": _Verbs("BEGIN ISOLATION LEVEL READ COMMITTED", "COMMIT", "ROLLBACK"),
     "sqlite": _Verbs("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"),
 }
+VENDORS: Final = frozenset(_VERBS)
+"""The databases of Django that can store keys."""
 _IN_A_TEST: Final = _Verbs("SAVEPOINT oncekey", "RELEASE SAVEPOINT oncekey", "ROLLBACK TO SAVEPOINT oncekey")
 _OTHERS: Final = {"mysql": "MySQL or MariaDB", "oracle": "Oracle"}
 _DIALECTS: Final = {"postgresql": Dialect.POSTGRES, "sqlite": Dialect.SQLITE}
@@ -109,7 +112,9 @@ class Database:
         """`postgresql` or `sqlite`."""
         if self.alias not in connections.settings:
             known = ", ".join(repr(name) for name in sorted(connections.settings))
-            raise errors.ConfigurationError(NO_ALIAS.format(alias=self.alias, known=known))
+            by_setting = self.alias == getattr(settings, "ONCEKEY_DATABASE", None)
+            named = f"ONCEKEY_DATABASE = {self.alias!r}" if by_setting else f"Database({self.alias!r})"
+            raise errors.ConfigurationError(NO_ALIAS.format(named=named, known=known))
         vendor: str = connections[self.alias].vendor
         if vendor not in _VERBS:
             # Django's own attribute queries the server, which may be down.

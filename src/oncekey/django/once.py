@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack, cast
 
 from asgiref.sync import sync_to_async
+from django.db import connections
 from django.http import Http404, HttpResponse, HttpResponseNotAllowed
 
 from oncekey.core.errors import ConfigurationError
@@ -68,6 +69,8 @@ class Once(Framework):
         keep_headers: Sequence[str] = (),
         **options: Any,  # noqa: ANN401
     ) -> None:
+        if isinstance(store, str) and store in connections.settings:
+            raise ConfigurationError(f"{store!r} is an alias of settings.DATABASES: write Once(Database({store!r}))")
         super().__init__(Database() if store is None else store, **options)
         if not has_threads(self.store):
             raise ConfigurationError(NO_WSGI_APP.format(called="django"))

@@ -29,6 +29,8 @@ MANY_ROWS: Final = 10_000
 LATE: Final = 5 * MINUTE
 """How long something may be due before it is late."""
 
+NOT_SERVED: Final = "applications of this version refuse every request with a key"
+
 _INDEX: Final = re.compile(
     r"(?:CREATE |^ +)(?:UNIQUE )?INDEX (?:CONCURRENTLY )?(?:IF NOT EXISTS )?(\w+)", re.IGNORECASE | re.MULTILINE
 )
@@ -118,6 +120,9 @@ def seals(kept: Sequence[InUse], names: frozenset[str] | None, current: str | No
 
 def schema(entries: Sequence[MigrationStatus]) -> Iterator[Finding]:
     """Whether the tables match this version."""
+    if all(entry.state is MigrationState.PENDING for entry in entries):
+        yield Finding(Level.ERROR, "schema", "the store has no oncekey tables", NOT_SERVED, "run `oncekey migrate up`")
+        return
     bad = False
     for entry in entries:
         name = f"{entry.migration.number:04} {entry.migration.name}"
@@ -128,7 +133,7 @@ def schema(entries: Sequence[MigrationStatus]) -> Iterator[Finding]:
                 "schema",
                 f"migration {name} is still pending",
                 "data that only older versions need is still maintained, and costs time and space",
-                "run oncekey migrate up when no process of an older version is left",
+                "run `oncekey migrate up` when no process of an older version is left",
             )
         elif entry.state is MigrationState.PENDING:
             bad = True
@@ -136,8 +141,8 @@ def schema(entries: Sequence[MigrationStatus]) -> Iterator[Finding]:
                 Level.ERROR,
                 "schema",
                 f"migration {name} is missing",
-                "applications of this version do not start on this store",
-                "run oncekey migrate up",
+                NOT_SERVED,
+                "run `oncekey migrate up`",
             )
         elif entry.state is MigrationState.CHANGED:
             bad = True

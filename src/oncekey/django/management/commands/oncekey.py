@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -29,22 +28,24 @@ _LIBPQ: Final = frozenset(
 )
 """Connection parameters that belong to PostgreSQL itself rather than to a Python package."""
 NAME: Final = "manage.py oncekey"
+_DJANGOS: Final = ("--settings", "--pythonpath")
+_FLAGS: Final = frozenset({"--no-color", "--force-color", "--traceback"})
 
 
 class Command(BaseCommand):
     """Passes its arguments to `oncekey`, with defaults for `--app` and `--store`."""
 
-    help = "Runs every oncekey command for this project: migrate, worker, keys, doctor, routes, audit and the others."
+    help = "Runs an oncekey command for this project. List them: manage.py oncekey --help"
     requires_system_checks = ()
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Take every argument after the command's own name unchanged."""
-        self._argv = argv[2:]
+        """Take every argument after the command's own name, except the options that Django has used already."""
+        self._argv = without_djangos(argv[2:])
         super().run_from_argv(argv[:2])
 
     def handle(self, *_: Any, **__: Any) -> None:  # noqa: ANN401  (Django's signature)
         """Run the command that the arguments name."""
-        from oncekey.cli.app import COMMANDS, make_app  # noqa: PLC0415  (an optional package)
+        from oncekey.cli.app import COMMANDS, PROJECT, make_app  # noqa: PLC0415  (an optional package)
 
         commands = "|".join(COMMANDS.keys() - {"stores"})  # which is mostly a verb
         ours = re.compile(rf"(?<!manage\.py )\boncekey (?=(?:{commands})\b)")
@@ -56,15 +57,24 @@ class Command(BaseCommand):
         try:
             once = once_of_project()
             url = url_of(once.store)
-            if url is not None:
-                os.environ.setdefault("ONCEKEY_STORE", url)
-            app, place = make_app(), ":".join(place_of_once().rsplit(".", 1))
+            PROJECT.update({"app": ":".join(place_of_once().rsplit(".", 1))} | ({} if url is None else {"store": url}))
             with redirect_stdout(_Renamed(sys.stdout, renamed)), redirect_stderr(_Renamed(sys.stderr, renamed)):
-                app(args=self._argv, prog_name=NAME, default_map=defaults_of(app, self._argv, place))
+                make_app()(args=self._argv, prog_name=NAME)
         except OncekeyError as error:
             raise CommandError(renamed(str(error))) from error
         except SystemExit as ended:
             sys.exit(ended.code)
+
+
+def without_djangos(words: Sequence[str]) -> list[str]:
+    """The arguments without the options that `manage.py` has for every command."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        if word in _DJANGOS:
+            next(rest, None)
+        elif word not in _FLAGS and not word.startswith(tuple(f"{name}=" for name in _DJANGOS)):
+            kept.append(word)
+    return kept
 
 
 class _Renamed:
@@ -94,16 +104,3 @@ def url_of(store: Source) -> str | None:
     others |= {name: value for name, value in given.items() if name in _LIBPQ and value}
     query = f"?{urlencode(others, quote_via=quote)}" if others else ""
     return f"postgresql://{whom}/{quote(str(given.get('dbname') or ''), safe='')}{query}"
-
-
-def defaults_of(app: Any, words: Sequence[str], place: str) -> dict[str, Any]:  # noqa: ANN401  (typer's application)
-    """The default of `--app` for the command that is typed, wherever the options before it end."""
-    import typer  # noqa: PLC0415  (an optional package)
-
-    from oncekey.cli.app import COMMANDS  # noqa: PLC0415  (it needs that package)
-
-    def below(command: Any) -> dict[str, Any]:  # noqa: ANN401  (click's)
-        return {"app": place, **{name: below(one) for name, one in getattr(command, "commands", {}).items()}}
-
-    typed = next((word for word in words if word in COMMANDS), None)
-    return {} if typed is None else {typed: below(typer.main.get_command(app).get_command(None, typed))}  # type: ignore[attr-defined]
