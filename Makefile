@@ -5,7 +5,8 @@ VENV    ?= .venv
 LOWEST  ?= $(VENV)-lowest
 PATRONI ?= $(VENV)-failover
 UV      ?= uv
-WORKERS ?= 2
+# One more than two cores: a third of a test's time is waiting for servers and processes.
+WORKERS ?= 3
 DYNALITE = 4.0.0
 SBIN    ?= /usr/sbin:/usr/local/sbin
 TESTS   ?= tests

@@ -21,7 +21,7 @@ from harness.databases import DSN_VARIABLE, DatabaseServer, ForeignServer
 from harness.mariadb import MariadbServer, MysqlInstallation, emptied, mariadb_with_tables
 from harness.postgres import Installation, PostgresMissingError, PostgresServer, installations
 from harness.postgres_binaries import MISSING
-from harness.sharing import Sharing, is_short
+from harness.sharing import Sharing, turn_of
 from harness.spare import SpareDatabases
 
 pytest.register_assert_rewrite("oncekey_contract")  # before any test imports it
@@ -57,8 +57,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave the short tests to the end, where they fill what is left of both workers' time."""
-    items.sort(key=lambda item: is_short(item.nodeid))
+    """Begin with the longest tests, and leave the short ones to the end."""
+    items.sort(key=lambda item: turn_of(item.nodeid))
 
 
 @settings(max_examples=1, database=None)

@@ -23,7 +23,7 @@ from harness.ports import free_port
 from harness.postgres import ForeignServer, PostgresMissingError, PostgresServer, installations
 from harness.processes import children, is_alive
 from harness.proxy import Proxy
-from harness.sharing import TOGETHER, group_of, is_short
+from harness.sharing import TOGETHER, group_of, turn_of
 
 
 def _rows(dsn: str) -> list[int]:
@@ -388,8 +388,13 @@ def test_modules_with_shared_resources_run_on_one_worker() -> None:
 
 
 def test_short_tests_are_in_no_shared_group() -> None:
-    assert is_short("tests/core/test_keys.py::test_one[a@b]")
-    assert not any(is_short(module) for module in TOGETHER)
+    turns = (
+        "tests/torture/test_torture.py::test_one",
+        "tests/cli/test_app.py::test_one",
+        "tests/core/test_keys.py::test_one[a@b]",
+    )
+    assert [turn_of(test) for test in turns] == [0, 1, 2]
+    assert not any(turn_of(module) == 2 for module in TOGETHER)  # they are groups, and have their turn before all tests
 
 
 def test_xdist_workers_keep_groups_together(tmp_path: Path) -> None:

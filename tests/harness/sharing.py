@@ -62,9 +62,16 @@ def group_of(test: str) -> str:
     return f"{group} on {part[1]}" if part else group
 
 
-def is_short(test: str) -> bool:
-    """Whether a test takes milliseconds: the rules of `core` need neither a server nor a process."""
-    return test.startswith("tests/core/")
+_LONG = ("tests/torture/", "tests/race/", "tests/contract/test_sql_mutants.py", "tests/upkeep/test_bound.py")
+_SHORT = ("tests/core/", "tests/sealing/", "tests/stores/")
+
+
+def turn_of(test: str) -> int:
+    """When a test has its turn: those that take half a minute first, and those of milliseconds last.
+
+    The short ones fill what is left of each worker's time, so that all workers end together.
+    """
+    return 0 if test.startswith(_LONG) else 2 if test.startswith(_SHORT) else 1
 
 
 class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # pytest-xdist says nothing of its types
