@@ -89,7 +89,8 @@ LINES = (
     Line("`LOCAL` writes with a new key per second, one server process", _rate("local"), "", 0),
     Line("Replays per second, one server process", _rate("replay"), "", 0),
     Line(
-        "`LOCAL` write with a new key, against the same write on asyncpg's own pool: processor time",
+        "`LOCAL` write with a new key, against the same write on asyncpg's own pool: requests per second of processor "
+        "time",
         _ratio("local/stock", "cpu"),
         "0.70 or more",
         headline=True,

@@ -69,14 +69,22 @@ def test_long_scope_is_replaced_by_a_digest():  # R24, R179
 def test_caller_without_a_name_is_rejected(parts):  # R23, R25
     with pytest.raises(ConfigurationError) as caught:
         scope_of(*parts)
-    assert str(caught.value).endswith(".")
+    assert "must return a non-empty str" in str(caught.value) or not parts
 
 
 def test_error_names_the_part_but_not_its_value():  # R25
-    with pytest.raises(ConfigurationError, match="Part 2 of the scope is empty"):
+    with pytest.raises(ConfigurationError, match="the tenant is ''"):
         scope_of("shop", "")
-    with pytest.raises(ConfigurationError, match="Part 1 of the scope is a NoneType"):
-        scope_of(None)
+    with pytest.raises(ConfigurationError, match="the tenant is None"):
+        scope_of("shop", None)
+    with pytest.raises(ConfigurationError, match="the principal is of type int"):
+        scope_of("-", "shop", "principal", 42)
+
+
+@pytest.mark.parametrize("parts", [("-", "None"), ("-", "acme", "principal", "None")])
+def test_text_of_a_missing_name_is_rejected(parts):  # R25: str(request.user.pk) of every anonymous caller
+    with pytest.raises(ConfigurationError, match="is 'None': its function must return a non-empty str"):
+        scope_of(*parts)
 
 
 def test_callers_share_keys_according_to_bind_to():  # R28
@@ -155,7 +163,7 @@ def test_a_scope_is_short_printable_and_always_the_same(parts):  # R24
 @pytest.mark.parametrize("part", [["acme"], {"a": 1}, None, 7, b"acme", ("acme",)])
 def test_non_string_part_is_rejected_with_its_type(part):  # R23
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=f"a {type(part).__name__} and not a str"):
+        with pytest.raises(ConfigurationError, match=f"the tenant is (None|of type {type(part).__name__}):"):
             scope_of("-", part)
 
 

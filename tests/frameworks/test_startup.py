@@ -5,7 +5,9 @@ import logging
 from contextlib import asynccontextmanager
 from typing import Any
 
+import flask
 import httpx
+import litestar
 import pytest
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -31,6 +33,7 @@ from oncekey import (
     Policy,
     SchemaError,
 )
+from oncekey.litestar import OncePlugin
 from oncekey.once import startup
 
 HEADERS = {"Idempotency-Key": KEY}
@@ -541,3 +544,89 @@ async def test_a_mounted_application_enrols_by_its_own_paths() -> None:
     async with once.lifespan(inner):
         replies = [await call(outer, "POST", "/v1/orders", headers=HEADERS) for _ in range(2)]
     assert [reply.replayed for reply in replies] == [False, True]
+
+
+# ------------------------------------------------------------------------------------------------- who calls it
+
+
+def attached(kind: str, **install: Any) -> None:
+    """Attach a Once in one of the ways that have a tenant."""
+    policy = install.pop("policy", None)
+    once = Once("memory:", policy=policy)
+    options = {"tenant": SINGLE_TENANT} | install
+    match kind:
+        case "starlette":
+            once.install(Starlette(), **options)
+        case "asgi":
+            options.pop("status", None)
+            once.asgi(Starlette(), enrol={}, **options)
+        case "litestar":
+            litestar.Litestar(plugins=[OncePlugin(once, **options)])
+        case "flask":
+            once.flask(flask.Flask("shop"), **options)
+        case _:
+            once.wsgi(flask.Flask("shop"), **options)
+
+
+KINDS = ("starlette", "asgi", "litestar", "flask", "wsgi")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_of_principals_need_a_principal(kind: str) -> None:
+    # R28: known at start-up, and not with the first request
+    with pytest.raises(ConfigurationError, match=r'bind_to="principal".*pass principal='):
+        attached(kind, policy=Policy(bind_to="principal"))
+    attached(kind, policy=Policy(bind_to="principal"), principal=SINGLE_TENANT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["tenant", "principal"])
+def test_a_tenant_that_is_no_function_is_rejected(kind: str, name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}.* a function"):
+        attached(kind, **{name: "acme"})
+
+
+@pytest.mark.parametrize("kind", ["starlette", "litestar", "flask", "wsgi"])
+def test_a_status_path_without_a_slash_is_rejected(kind: str) -> None:
+    with pytest.raises(ConfigurationError, match="status='keys' is not a path: write status='/keys'"):
+        attached(kind, status="keys")
+
+
+def test_a_handler_is_protected_once() -> None:
+    once = Once("memory:")
+
+    @once.protect(effects=INLINE)
+    async def pay() -> None:
+        pass
+
+    with pytest.raises(ConfigurationError, match="pay is protected twice"):
+        once.protect(effects=INLINE, operation="again")(pay)
+
+
+def test_a_handler_has_one_operation() -> None:
+    async def pay(op: Operation[Any], other: Operation[Any]) -> None:
+        pass
+
+    with pytest.raises(ConfigurationError, match="pay has 2 parameters of type Operation: one is enough"):
+        Once("memory:").protect(effects=INLINE)(pay)
+
+
+def test_an_operation_that_only_type_checkers_know_is_rejected() -> None:
+    once = Once("memory:")
+
+    async def pay(op: "Op[Any]") -> None:  # type: ignore[name-defined]  # noqa: F821
+        pass
+
+    async def legacy(op: "str") -> None:
+        pass
+
+    with pytest.raises(
+        ConfigurationError, match=r"pay: the annotation Op\[Any\] of op exists for type checkers only"
+    ):
+        once.protect(effects=INLINE)(pay)
+    once.protect(effects=INLINE)(legacy)  # a parameter of the request's may have that name
+
+
+def test_unknown_effects_are_named() -> None:
+    with pytest.raises(TypeError, match=r"write @once.protect\(effects=...\), not effects='lokal'"):
+        Once("memory:").protect(effects="lokal")  # type: ignore[call-overload]

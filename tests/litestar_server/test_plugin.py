@@ -415,7 +415,10 @@ async def test_a_completer_resumes_as_the_litestar_principal(shop: Shop) -> None
     @get("/other")
     async def other() -> None: ...
 
-    plugin = {"principal": lambda request: request.headers.get("who", "nobody"), "keep_headers": ["X-Own"]}
+    plugin = {
+        "principal": lambda request: resumed_as(request) or request.headers.get("who", "nobody"),
+        "keep_headers": ["X-Own"],
+    }
     app = shop.app(pay, plugin=plugin)
     Litestar([other], plugins=[OncePlugin(shop.once, tenant=SINGLE_TENANT)], logging_config=None)
     async with app.lifespan():

@@ -106,7 +106,9 @@ def encode(value: object, limit: int) -> str:
         text = written(value)
         size = len(text.encode("utf-8"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise ResultNotStorableError(f"a {type(value).__name__} cannot be stored as a step's result: {error}") from None
+        raise ResultNotStorableError(
+            f"the result of a step is of type {type(value).__name__} and cannot be stored: {error}"
+        ) from None
     if size > limit:
         raise ResultNotStorableError(
             f"a step's result has {size} bytes, and {limit} are allowed: store a reference to it"

@@ -11,6 +11,7 @@ import re
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Final, assert_never
 from urllib.parse import quote, unquote_to_bytes
 
@@ -22,6 +23,10 @@ NO_NAMESPACE: Final = "-"
 """The namespace in a scope if the policy has none."""
 _UNSAFE: Final = re.compile(rb"[^!-$&-~]")
 _NAMES: Final = {"token": "token_digest"}
+_CALLER: Final = MappingProxyType({2: "tenant", 4: "principal"})
+"""The parts of a caller's scope that the application names."""
+_NONE: Final = str(None)
+"""The name of nobody: `str(request.user.pk)` of a caller without a login."""
 _LENGTH: Final = re.compile(r"([0-9]+):")
 
 
@@ -119,11 +124,12 @@ def shown_scope(scope: str) -> str:
 
 
 def _require(part: object, number: int) -> str:
-    if not isinstance(part, str) or not part.strip():
-        what = "empty" if isinstance(part, str) else f"a {type(part).__name__} and not a str"
+    if not isinstance(part, str) or not part.strip() or (part == _NONE and number in _CALLER):
+        what = repr(part) if part is None or isinstance(part, str) else f"of type {type(part).__name__}"
+        name = _CALLER.get(number, f"part {number} of the scope")
         raise ConfigurationError(
-            f"Part {number} of the scope is {what}; what names the tenant or the principal must return a "
-            "non-empty str for every caller, because callers without one would share each other's answers."
+            f"the {name} is {what}: its function must return a non-empty str for every caller, because callers without "
+            "one would share responses"
         )
     return part
 
@@ -131,8 +137,8 @@ def _require(part: object, number: int) -> str:
 def _given(value: str | None, bind_to: BindTo) -> str:
     if not value:
         raise ConfigurationError(
-            f"Keys are bound to the {bind_to}, but this caller has none; authenticate the route, "
-            "or bind keys to the tenant."
+            f"keys are bound to the {bind_to}, and this caller has none: authenticate the callers of this route, or "
+            "bind keys to the tenant"
         )
     return value
 

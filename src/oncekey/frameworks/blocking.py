@@ -139,7 +139,15 @@ class Threads(ApplicationShared):
         keep_headers: Sequence[str] = (),
         door: Callable[[Any], App] = wsgi_door,
     ) -> None:
-        super().__init__(engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers)
+        super().__init__(
+            engines,
+            policy,
+            tenant=tenant,
+            principal=principal,
+            status_path=status_path,
+            enrol=enrol,
+            keep_headers=keep_headers,
+        )
         self.door = door
         """Creates the function through which a completer sends a request to the application."""
         self._tenant = tenant
@@ -159,7 +167,7 @@ class Threads(ApplicationShared):
         try:
             self.start()
         except StoreError as error:
-            reason = error if isinstance(error, SchemaError) else type(error).__name__
+            reason = error if isinstance(error, SchemaError) else error.reason
             log.error("oncekey: the store could not be checked: %s", reason)
             self.failed("start", error)
             return False

@@ -6,9 +6,10 @@ import time
 from contextvars import ContextVar
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.headers import field_name
 from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import Code, Effects, Refuse
@@ -40,6 +41,10 @@ else:
 
 RESUMPTION: Final = "oncekey.resumption"
 """The key of a scope or an environ that marks a completer's request. Clients cannot set it: headers do not reach it."""
+NO_FUNCTION: Final = (
+    "{name} must be a function of the request, and is of type {kind}: for one tenant, pass tenant=SINGLE_TENANT"
+)
+NO_SLASH: Final = "status={status!r} is not a path: write status='/{status}'"
 ONE_OPERATION: Final = "a protected handler was called by another one: one request is one operation"
 
 thread_exchange: ContextVar[BlockingExchange | None] = ContextVar("oncekey_thread", default=None)
@@ -68,6 +73,12 @@ class Engines(Protocol):
         """Run the checks before the first request of a process whose server does not report its start."""
 
 
+def check_function(name: str, function: object) -> None:
+    """Raise if what should identify callers is not a function."""
+    if not callable(function):
+        raise ConfigurationError(NO_FUNCTION.format(name=name, kind=type(function).__name__))
+
+
 class ApplicationShared:
     """State shared by all requests of one application. `Installation` (ASGI) and `Threads` extend it."""
 
@@ -79,12 +90,20 @@ class ApplicationShared:
         engines: Engines,
         policy: Policy,
         *,
+        tenant: Callable[..., Any],
+        principal: Callable[..., Any] | None,
         status_path: str | None = None,
         enrol: Mapping[str, Enrolment] | None = None,
         keep_headers: Sequence[str] = (),
     ) -> None:
+        check_function("tenant", tenant)
+        check_function("principal", principal or tenant)
+        if status_path is not None and not status_path.startswith("/"):
+            raise ConfigurationError(NO_SLASH.format(status=status_path))
         self.engines = engines
         self.policy = policy
+        self.names_principals = principal is not None
+        """Whether the application names the user of a request."""
         self.status_path = None if status_path is None else status_path.rstrip("/")
         self.patterns = Patterns(enrol or {})
         self.kept_headers = frozenset(map(field_name, keep_headers))

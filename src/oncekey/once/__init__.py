@@ -78,7 +78,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = ["SINGLE_TENANT", "Once"]
 
-DEFAULT_STORE = "sqlite:///oncekey.db"
 DRAIN_SECONDS = 10.0
 
 
@@ -89,7 +88,7 @@ class Once:
 
     Args:
         store: A URL such as `postgresql://...` (`oncekey stores` lists all), the application's SQLAlchemy engine, or a
-            database of its framework (`oncekey.ports.store.Borrowed`). The default is a SQLite file, `oncekey.db`.
+            database of its framework (`oncekey.ports.store.Borrowed`).
         policy: The settings of all routes; `@once.protect(...)` overrides them for one.
         migrate: Create oncekey's tables at start-up and run `pre` migrations; `oncekey migrate up` runs all.
         workers: Run the workers of `oncekey worker` inside `lifespan`, so one process is enough.
@@ -102,7 +101,7 @@ class Once:
 
     def __init__(
         self,
-        store: Given | None = None,
+        store: Given,
         *,
         policy: Policy | None = None,
         migrate: bool = False,
@@ -111,7 +110,7 @@ class Once:
         seal: seals.Seal | None = None,
         survey: bool = True,
     ) -> None:
-        self.store = source_of(DEFAULT_STORE if store is None else store)
+        self.store = source_of(store)
         self.policy = policy or Policy()
         self.seal = None if seal is None else seals.check_seal(seal)
         self.enrolled: dict[str, Callable[..., Any]] = {}
@@ -192,7 +191,8 @@ class Once:
         It applies to every state-changing method that the route serves.
         """
         if misused or effects not in tuple(Effects):
-            raise TypeError(f"@once.protect(effects=...): {WHAT_EFFECTS_MEAN}")
+            given = "" if effects is None else f", not effects={effects!r}"
+            raise TypeError(f"write @once.protect(effects=...){given}: {WHAT_EFFECTS_MEAN}")
         options = settings_of(Effects(effects), options)
         name = options.pop("operation", None)
         extract = options.pop("fingerprint", None)
@@ -574,6 +574,7 @@ class Once:
         """Register an application and its installation; adapters call it (docs/howto/write-a-framework.md)."""
         if installation.in_threads and not has_threads(self.store):
             raise ConfigurationError(NO_WSGI_APP.format(called="adopt"))
+        startup.check_callers(self.policy, installation)
         installation.inline_calls = lambda: self.resolvers.inline_calls if self.has("resolvers") else {}
         installation.notify = self.notify
         installation.routes = lambda: startup.routes_of(app)

@@ -11,13 +11,14 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from weakref import WeakKeyDictionary
 
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.lazy import Lazy, load
 from oncekey.core.model import SECOND, Effects
 from oncekey.core.policy import Policy, micros
+from oncekey.core.scope import BindTo
 from oncekey.databases import handler_sql
 from oncekey.engine.enrolment import SAFE, Enrolment
 from oncekey.engine.request import NO_OUTBOX as NO_PARCELS
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from oncekey.frameworks import blocking as threaded
     from oncekey.frameworks import fastapi, limits, listing, starlette, starlette_patterns, taking
     from oncekey.frameworks.asgi.installation import Installation
+    from oncekey.frameworks.shared import ApplicationShared
     from oncekey.observe import events
     from oncekey.observe.events import Notify, Observer
     from oncekey.once import Once, route_report
@@ -62,8 +64,8 @@ NO_AWAITING = (
     "a URL or an engine made by create_async_engine(...)"
 )
 ABOVE_A_LOGIN = (
-    "{handler}: @once.protect(...) is above {decorator}, so every caller with the key would receive a stored response "
-    "key, without its check: move @once.protect(...) directly above the function, below every other decorator"
+    "{handler}: @once.protect(...) is above {decorator}, so every caller with the key would receive the stored "
+    "response without its check: move @once.protect(...) directly above the function, below every other decorator"
 )
 LOGINS = (
     *("authlib", "flask_httpauth", "flask_jwt_extended", "flask_login", "flask_principal", "flask_security"),
@@ -77,6 +79,10 @@ _LOGIN = re.compile(
 )
 _NAMELESS = (lambda: None).__code__
 
+NO_PRINCIPAL: Final = (
+    'Policy(bind_to="principal") needs a function that returns the user of a request: pass principal=... where you '
+    "pass tenant=..."
+)
 NO_PHASE = "on this store a PHASED handler can use op.call and op.value but not op.phase: it has no transactions"
 NO_RECONCILING = (
     "resolvers and webhooks need a store that lists unknown outcomes, which this one does not: see `oncekey stores`"
@@ -144,8 +150,14 @@ def check_effects(
             kept_request.check_sealing(enrolment.policy.secret)
         if enrolment.effects is Effects.PHASED and not sharing:
             log.warning("oncekey: %s: %s", enrolment.operation, NO_PHASE)
-    if any(enrolment.blocking for enrolment in beyond_inline):
-        blocking()  # raises now, and not at the first request, if the blocking driver is missing
+    in_thread = next((enrolment for enrolment in beyond_inline if enrolment.blocking), None)
+    if in_thread is not None:
+        try:
+            blocking()  # raises now, and not at the first request, if the blocking driver is missing
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"{in_thread.operation} is `def`, so its store is used in threads: {error}"
+            ) from None
 
 
 def check_parts(store: Store, policies: Sequence[Policy], *, topics: bool, reconciles: bool) -> None:
@@ -180,6 +192,12 @@ def warn_of_memory(engine: AsyncEngine | Engine, environ: Mapping[str, str], par
         )
 
 
+def check_callers(policy: Policy, application: ApplicationShared) -> None:
+    """Reject keys that are bound to users in an application that does not name them."""
+    if policy.bind_to is BindTo.PRINCIPAL and not application.names_principals:
+        raise ConfigurationError(NO_PRINCIPAL)
+
+
 def check_handler(handler: Callable[..., Any]) -> None:
     """Reject a handler that is not a function, is already protected, or has a login below the protection."""
     if not inspect.isroutine(handler):
@@ -191,6 +209,8 @@ def check_handler(handler: Callable[..., Any]) -> None:
             f"{handler.__qualname__} is already protected by @once.function: call it from the handler, or remove one "
             "of the decorators"
         )
+    if any(hasattr(layer, "__oncekey__") for layer in layers(handler)):
+        raise ConfigurationError(f"{handler.__qualname__} is protected twice: remove one @once.protect(...)")
     _check_order(handler)
 
 

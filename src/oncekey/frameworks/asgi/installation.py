@@ -61,7 +61,15 @@ class Installation(ApplicationShared):
         raised: Callable[[Exception], App] | None = None,
         keep_headers: Sequence[str] = (),
     ) -> None:
-        super().__init__(engines, policy, status_path=status_path, enrol=enrol, keep_headers=keep_headers)
+        super().__init__(
+            engines,
+            policy,
+            tenant=tenant,
+            principal=principal,
+            status_path=status_path,
+            enrol=enrol,
+            keep_headers=keep_headers,
+        )
         self.respond = respond
         self.raised = raised
         """Handles an exception with the application's own error handlers; re-raises it if none of them applies."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import asyncio.coroutines
+import builtins
 import functools
 import inspect
 import sys
@@ -235,6 +236,7 @@ def operation_parameter(handler: Callable[..., Any], *, blocking: bool) -> str |
     """The name of the parameter that is annotated as an operation, if there is one."""
     wanted, other = ("SyncOperation", "Operation") if blocking else ("Operation", "SyncOperation")
     names = getattr(inspect.unwrap(handler), "__globals__", {})
+    named: list[str] = []
     for parameter in inspect.signature(handler).parameters.values():
         if parameter.name == "op" and parameter.annotation is parameter.empty:
             raise ConfigurationError(
@@ -242,14 +244,27 @@ def operation_parameter(handler: Callable[..., Any], *, blocking: bool) -> str |
                 f"one of the request's: write op: {wanted}"
             )
         kinds = list(_kinds(parameter.annotation, names))
+        if parameter.name == "op" and not kinds and _is_unresolved(parameter.annotation, names):
+            raise ConfigurationError(
+                f"{handler.__qualname__}: the annotation {parameter.annotation} of op exists for type checkers only, "
+                f"so the framework would take op for a parameter of the request's: write op: {wanted}"
+            )
         if (not blocking) in kinds:
             word = "def" if blocking else "async def"
             raise ConfigurationError(
                 f"{handler.__qualname__} is `{word}`, so annotate {parameter.name} as {wanted}, not {other}"
             )
         if blocking in kinds:
-            return parameter.name
-    return None
+            named.append(parameter.name)
+    if len(named) > 1:
+        raise ConfigurationError(f"{handler.__qualname__} has {len(named)} parameters of type {wanted}: one is enough")
+    return named[0] if named else None
+
+
+def _is_unresolved(annotation: object, names: Mapping[str, object]) -> bool:
+    """Whether an annotation is a name that does not exist when the program runs."""
+    name = annotation.partition("[")[0].strip() if isinstance(annotation, str) else ""
+    return name.isidentifier() and name not in names and not hasattr(builtins, name)
 
 
 def _kinds(annotation: object, names: Mapping[str, object]) -> Iterator[bool]:

@@ -25,7 +25,7 @@ from oncekey.core.headers import TRACE_PARENT, first, trace_id_of
 from oncekey.core.model import Code, Instant, Refuse
 from oncekey.core.scope import BindTo
 from oncekey.engine.claiming import Caller, ClaimInput, Parts, chosen_of, claim_input_of, fingerprint_for, key_of
-from oncekey.frameworks.shared import ONE_OPERATION
+from oncekey.frameworks.shared import ONE_OPERATION, check_function
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator
@@ -285,6 +285,7 @@ def by_request(
     identify: Callable[[Any], str | Awaitable[str]], what: str, request_of: Callable[[Scope], Any]
 ) -> Identify:
     """Turn a function of the framework's request into one of the scope; its error names a missing attribute."""
+    check_function(what, identify)
 
     def by_scope(scope: Scope) -> str | Awaitable[str]:
         try:
