@@ -620,9 +620,7 @@ def test_an_operation_that_only_type_checkers_know_is_rejected() -> None:
     async def legacy(op: "str") -> None:
         pass
 
-    with pytest.raises(
-        ConfigurationError, match=r"pay: the annotation Op\[Any\] of op exists for type checkers only"
-    ):
+    with pytest.raises(ConfigurationError, match=r"pay: the annotation Op\[Any\] of op exists for type checkers only"):
         once.protect(effects=INLINE)(pay)
     once.protect(effects=INLINE)(legacy)  # a parameter of the request's may have that name
 
