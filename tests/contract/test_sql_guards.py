@@ -507,7 +507,14 @@ def test_only_outbox_responses_are_deferred(desk, kind):
 class TestDue:
     """Which parcels a worker claims."""
 
-    ASKED: ClassVar = {"topics": '["mail"]', "owner": "w", "lease": SECOND, "limit": 200, "careful": 200}
+    ASKED: ClassVar = {
+        "topics": '["mail"]',
+        "owner": "w",
+        "lease": SECOND,
+        "limit": 200,
+        "careful": 200,
+        "beginning": "1:-",
+    }
 
     def claimed(self, desk, *parcels, **asked):
         rows = []
@@ -519,6 +526,13 @@ class TestDue:
 
     def test_only_due_parcels_are_claimed(self, desk):
         assert self.claimed(desk, {}, {"due_at": NOW + 1}, {"aggregatetype": "x"}) == [1]
+
+    def test_only_parcels_of_the_namespace_are_claimed(self, desk):
+        scopes = ("1:-4:acme", "4:shop4:acme", "1:-4:shop", "9:elsewhere4:acme", "sha256:4711", "0:4:acme")
+        parcels = [{"scope": scope} for scope in scopes]
+        assert self.claimed(desk, *parcels) == [1, 3, 5]
+        assert self.claimed(desk, *parcels, beginning="4:shop") == [2, 5]
+        assert self.claimed(desk, *parcels, beginning="") == [1, 2, 3, 4, 5, 6]
 
     def test_first_parcel_of_each_order_is_claimed(self, desk):
         assert self.claimed(desk, {"order_by": "a"}, {"order_by": "b"}, {"order_by": "a"}, {}) == [1, 2, 4]
@@ -546,12 +560,14 @@ class TestDue:
             {"order_by": "b"},
             {"order_by": "c", "due_at": NOW + 1},
             {"order_by": "d", "aggregatetype": "x"},
+            {"order_by": "e", "scope": "4:shop4:acme"},
             {},
             {"due_at": NOW + 1},
             {"aggregatetype": "x"},
+            {"scope": "4:shop4:acme"},
         ]
         for limit in (3, 9):
-            assert self.claimed(desk, *long, *others, limit=limit) == [1, 1001, 1005]
+            assert self.claimed(desk, *long, *others, limit=limit) == [1, 1001, 1006]
 
 
 @pytest.mark.parametrize(

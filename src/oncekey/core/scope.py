@@ -27,6 +27,7 @@ _CALLER: Final = MappingProxyType({2: "tenant", 4: "principal"})
 """The parts of a caller's scope that the application names."""
 _NONE: Final = str(None)
 """The name of nobody: `str(request.user.pk)` of a caller without a login."""
+_DIGITS: Final = frozenset("0123456789")
 _LENGTH: Final = re.compile(r"([0-9]+):")
 
 
@@ -78,6 +79,16 @@ def bound_scope(bind_to: BindTo, *parts: str, principal: str | None = None, toke
             return scope_of(*parts, bind_to, sha256(raw(_given(token, bind_to))).hexdigest())
         case _:
             assert_never(bind_to)
+
+
+def beginning_of(namespace: str | None) -> str:
+    """The beginning of all readable scopes of a namespace."""
+    return frame(_UNSAFE.sub(_percent, raw(namespace or NO_NAMESPACE))).decode("ascii")
+
+
+def is_in(namespace: str | None, scope: str) -> bool:
+    """Whether a scope may be of a namespace: a digest does not show it."""
+    return scope[:1] not in _DIGITS or scope.startswith(beginning_of(namespace))
 
 
 def parts_of(scope: str) -> list[str]:

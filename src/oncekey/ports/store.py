@@ -158,10 +158,18 @@ class Outbox(ParcelWriter, Protocol):
     """The reads and writes of workers and operators on parcels."""
 
     def due(
-        self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
+        self,
+        owner: str,
+        topics: tuple[str, ...],
+        limit: int,
+        lease: Duration,
+        *,
+        careful: int | None = None,
+        beginning: str = "",
     ) -> Flow[tuple[HeldParcel, ...]]:
         """Claim due parcels, those that wait longest first; at most `careful` of them deferred or tried before.
 
+        Readable scopes must have this `beginning`, which is that of one namespace (`core.scope.beginning_of`).
         `owner` identifies this call of `due`.
         """
 

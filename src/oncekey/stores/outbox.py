@@ -34,12 +34,19 @@ class OutboxStore(ParcelStore, DeferredCalls):
         statements.require(STATEMENTS)
 
     def due(
-        self, owner: str, topics: tuple[str, ...], limit: int, lease: Duration, *, careful: int | None = None
+        self,
+        owner: str,
+        topics: tuple[str, ...],
+        limit: int,
+        lease: Duration,
+        *,
+        careful: int | None = None,
+        beginning: str = "",
     ) -> Flow[tuple[HeldParcel, ...]]:
         """Claim due parcels, those that wait longest first; by `owner` this call finds its claims after a lost reply.
 
-        It claims at most `careful` parcels that are requests' own calls or were tried before; without it, as many as
-        others.
+        `beginning` is that of the scopes of one namespace; other namespaces have their own workers. At most `careful`
+        parcels are claimed that are requests' own calls or were tried before; without it, as many as others.
         """
         params: dict[str, Value] = {
             "owner": owner,
@@ -47,6 +54,7 @@ class OutboxStore(ParcelStore, DeferredCalls):
             "limit": limit,
             "careful": limit if careful is None else careful,
             "lease": lease,
+            "beginning": beginning,
         }
         try:
             rows = yield from execute(self._statements.alone("due", params))

@@ -15,6 +15,7 @@ from oncekey.core.flow import adrive
 from oncekey.core.guards import Facts
 from oncekey.core.keys import key_digest
 from oncekey.core.model import State
+from oncekey.core.scope import is_in
 from oncekey.core.topics import contained
 from oncekey.core.transitions import Actor, Transition, Trigger, find_transition
 from oncekey.engine.kept_request import UnreadableError
@@ -154,6 +155,8 @@ class Completer:
         enrolment, app = self._served.enrolment_of(record.operation), self._served.app_of(record.operation)
         if enrolment is None or app is None or self._rests(record):
             return False
+        if not is_in(enrolment.policy.namespace, record.id.scope):
+            return False  # another application's, on the same store
         facts = Facts(record, snapshot.now, max_attempts=enrolment.policy.max_attempts)
         if not isinstance(find_transition(Trigger.TAKE_OVER, Actor.COMPLETER, facts), Transition):
             return False  # it waits for a resolver, or for an operator

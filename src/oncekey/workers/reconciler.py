@@ -33,6 +33,7 @@ from oncekey.core.resolution import (
     still_to_wait,
 )
 from oncekey.core.resolvers import Resolver, Resolvers, called_by, question_of
+from oncekey.core.scope import is_in
 from oncekey.core.topics import CallBrokenError, Message, Topic
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.engine import reconcile
@@ -187,7 +188,9 @@ class Reconciler:
         await abandon(self._left_behind)
 
     async def _tend(self, record: Record, at: Sight) -> None:
-        """Settle one record by its evidence, or by its resolver's result."""
+        """Settle one record by its evidence, or by its resolver's result; not another application's."""
+        if not is_in(self._policy.namespace, record.id.scope):
+            return
         first = self._seen(record, at)
         resolver = self._resolvers.get(record.operation)
         name = called_by(record, None if resolver is None else resolver.call)

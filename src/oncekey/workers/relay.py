@@ -32,6 +32,7 @@ from oncekey.core.flow import Flow, Transaction, adrive
 from oncekey.core.model import MINUTE, Duration, HeldParcel, ParcelKind
 from oncekey.core.pacing import Backoff
 from oncekey.core.policy import Policy, micros
+from oncekey.core.scope import beginning_of
 from oncekey.core.topics import CallBrokenError, Message, Reply, Topics, contained, reply_of
 from oncekey.core.transitions import Actor
 from oncekey.engine import relay
@@ -146,6 +147,7 @@ class Relay:
         self._me = uuid.uuid4().hex
         self._claims = 0
         self._lease = lease_of(policy)
+        self._beginning = beginning_of(policy.namespace)
         # Within a lease every slot is released: the call has ended, or the parcel is left to its lease.
         self.pace = replace(pace or Pace(), patience=2 * self._lease / _MICROS)
         self._limit = micros(policy.call_timeout)
@@ -190,7 +192,8 @@ class Relay:
         owner = f"{self._me}:{self._claims}"
         untaken = max(0, self._concurrency - self._at_most_concurrency)
         claimed_at = self._clock()
-        held = await self._drive(self._outbox.due(owner, self.topics, free, self._lease, careful=untaken))
+        due = self._outbox.due(owner, self.topics, free, self._lease, careful=untaken, beginning=self._beginning)
+        held = await self._drive(due)
         if self._stopping and held:
             # The stop came during the claim, and does not wait for parcels that start now.
             await self._drive(self._outbox.hand_back(*held))

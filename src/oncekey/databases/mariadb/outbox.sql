@@ -18,6 +18,7 @@ ORDER BY given.position;
 -- Claim the parcels that a worker delivers next, longest waiting first.
 -- At most `careful` of the next parcels are claimed that are a request's own call or were attempted
 -- before. A parcel that another worker has locked is skipped, so that no worker waits for another.
+-- A scope that begins with a digit has its namespace first.
 UPDATE oncekey_outbox AS parcel
 JOIN (
     SELECT ranked.place
@@ -31,6 +32,8 @@ JOIN (
               AND found.aggregatetype IN (
                   SELECT known.topic COLLATE utf8mb4_bin
                   FROM JSON_TABLE(:topics, '$[*]' COLUMNS (topic VARCHAR(512) CHARACTER SET utf8mb4 PATH '$')) AS known)
+              AND (SUBSTR(found.scope, 1, 1) NOT BETWEEN '0' AND '9'
+                   OR SUBSTR(found.scope, 1, CHAR_LENGTH(:beginning)) = :beginning)
               AND (found.order_by IS NULL OR NOT EXISTS (
                   SELECT 1 FROM oncekey_outbox AS older
                   WHERE older.order_by = found.order_by AND older.place < found.place))

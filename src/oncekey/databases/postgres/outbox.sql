@@ -18,6 +18,10 @@ WHERE clock.durable = 'on'
 ORDER BY given.position
 RETURNING id;
 
+-- part: ours(row)
+-- A scope that begins with a digit has its namespace first.
+(substr({row}.scope, 1, 1) NOT BETWEEN '0' AND '9' OR starts_with({row}.scope, :beginning::text))
+
 -- name: due
 -- Claim the parcels that a worker delivers next, longest waiting first.
 -- The first parcel of each order is looked up among the first thousand that are due. The rest is read only if nearly all
@@ -34,6 +38,7 @@ WITH RECURSIVE {clock}, known AS MATERIALIZED (
     FROM oncekey.outbox AS parcel
     WHERE parcel.due_at <= (SELECT clock.now FROM clock)
       AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
+      AND {ours(parcel)}
     ORDER BY parcel.due_at, parcel.place
     LIMIT (SELECT GREATEST(1000, :limit::bigint))
 ), near AS MATERIALIZED (
@@ -53,7 +58,7 @@ WITH RECURSIVE {clock}, known AS MATERIALIZED (
     SELECT (SELECT count(*) FROM front) >= 1000 AND (SELECT count(*) FROM near) < LEAST(100, :limit::bigint) AS waits
 ), head AS (
     (SELECT parcel.ctid AS spot, parcel.due_at, parcel.place, parcel.order_by, parcel.aggregatetype, parcel.kind,
-            parcel.attempts
+            parcel.attempts, parcel.scope
      FROM oncekey.outbox AS parcel
      WHERE parcel.order_by IS NOT NULL AND (SELECT crowd.waits FROM crowd)
      ORDER BY parcel.order_by, parcel.place
@@ -62,7 +67,7 @@ WITH RECURSIVE {clock}, known AS MATERIALIZED (
     SELECT another.*
     FROM head CROSS JOIN LATERAL (
         SELECT parcel.ctid AS spot, parcel.due_at, parcel.place, parcel.order_by, parcel.aggregatetype, parcel.kind,
-               parcel.attempts
+               parcel.attempts, parcel.scope
         FROM oncekey.outbox AS parcel
         WHERE parcel.order_by > head.order_by
         ORDER BY parcel.order_by, parcel.place
@@ -75,12 +80,14 @@ WITH RECURSIVE {clock}, known AS MATERIALIZED (
     FROM head
     WHERE head.due_at <= (SELECT clock.now FROM clock)
       AND head.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
+      AND {ours(head)}
     UNION ALL
     (SELECT parcel.ctid, parcel.due_at, parcel.place, parcel.kind = 'defer' OR parcel.attempts > 0
      FROM oncekey.outbox AS parcel
      WHERE parcel.order_by IS NULL AND (SELECT crowd.waits FROM crowd)
        AND parcel.due_at <= (SELECT clock.now FROM clock)
        AND parcel.aggregatetype = ANY ((SELECT known.topics FROM known)::text[])
+       AND {ours(parcel)}
      ORDER BY parcel.due_at, parcel.place
      LIMIT 1000)
 ), wanted AS MATERIALIZED (

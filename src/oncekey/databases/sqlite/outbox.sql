@@ -16,7 +16,7 @@ RETURNING id;
 -- name: due
 -- Claim the parcels that a worker delivers next, longest waiting first.
 -- At most `careful` of the next parcels are claimed that are a request's own call or were attempted
--- before.
+-- before. A scope that begins with a digit has its namespace first.
 UPDATE oncekey_outbox
 SET state = 'held', fence = fence + 1, attempts = attempts + 1, owner = :owner,
     lease_until = COALESCE(:now, (SELECT now FROM oncekey_clock)) + :lease,
@@ -31,6 +31,8 @@ WHERE place IN (
             FROM oncekey_outbox AS parcel
             WHERE parcel.due_at <= COALESCE(:now, (SELECT now FROM oncekey_clock))
               AND parcel.aggregatetype IN (SELECT value FROM json_each(:topics))
+              AND (substr(parcel.scope, 1, 1) NOT BETWEEN '0' AND '9'
+                   OR substr(parcel.scope, 1, length(:beginning)) = :beginning)
               AND (parcel.order_by IS NULL OR NOT EXISTS (
                   SELECT 1 FROM oncekey_outbox AS older
                   WHERE older.order_by = parcel.order_by AND older.place < parcel.place))
