@@ -8,8 +8,10 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from oncekey import wire
@@ -69,6 +71,43 @@ def test_migrate_reports_a_changed_checksum(tmp_path):
     assert "changed" in status.stdout
     assert up.returncode == 2
     assert "is not the one" in up.stderr
+
+
+@pytest.fixture(params=["sqlite", "postgres_dsn", "mariadb_url", "mysql_url"])
+def ledger(request, tmp_path):
+    """A store without tables, and a function that changes the checksum of one of its migrations."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/shop.db"
+        table, connect = "oncekey_migration", partial(sqlite3.connect, tmp_path / "shop.db", isolation_level=None)
+    elif request.param == "postgres_dsn":
+        url = request.getfixturevalue(request.param)
+        table, connect = "oncekey.migration", partial(psycopg.connect, url, autocommit=True)
+    else:
+        url = request.getfixturevalue(request.param)
+        server = request.getfixturevalue(request.param.replace("url", "server"))
+        table, connect = "oncekey_migration", partial(server.connect, url.rpartition("/")[2])
+
+    def change(number, checksum):
+        with closing(connect()) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(f"UPDATE {table} SET checksum = '{checksum}' WHERE number = {number}")
+
+    return url, change
+
+
+def test_a_store_with_the_checksums_of_an_earlier_version_is_up_to_date(ledger, tmp_path):
+    url, change = ledger
+    oncekey("migrate", "up", "--store", url, cwd=tmp_path)
+    known = wire.migrations_for(url).migrations
+    for one in known:
+        change(one.number, one.former)
+
+    status = oncekey("migrate", "status", "--json", "--store", url, cwd=tmp_path)
+    up = oncekey("migrate", "up", "--store", url, cwd=tmp_path)
+    assert [one["status"] for one in json.loads(status.stdout)["items"]] == ["applied"] * len(known)
+    assert (up.returncode, up.stdout) == (0, "nothing to do\n")
+
+    change(1, "0" * 64)
+    assert oncekey("migrate", "up", "--store", url, cwd=tmp_path).returncode == 2
 
 
 @pytest.mark.parametrize("dialect", ["sqlite", "postgres"])

@@ -52,9 +52,19 @@ def test_any_other_name_is_refused(file):
         Migration.read(file, "")
 
 
-def test_line_ends_do_not_change_a_checksum_and_anything_else_does():
-    assert migration(1, text="a\nb").checksum == migration(1, text="a\r\nb").checksum
-    assert migration(1, text="a\nb").checksum != migration(1, text="a\n b").checksum
+def test_line_ends_and_comments_do_not_change_a_checksum_and_anything_else_does():
+    for same in ("a\r\nb", "-- it's a\na\n\nb\n", "a  -- 'b'\nb"):
+        assert migration(1, text="a\nb").checksum == migration(1, text=same).checksum, same
+    for other in ("a\n b", "a b", "-- a\nb", "a'-- b'\nb"):
+        assert migration(1, text="a\nb").checksum != migration(1, text=other).checksum, other
+
+
+def test_a_former_checksum_of_the_same_migration_is_recognised():
+    known = Migration.read("0001_pre_thing.sql", "SELECT 1;", "f" * 64)
+
+    for checksum, state in ((known.checksum, "applied"), ("f" * 64, "applied"), ("0" * 64, "changed")):
+        assert [one.state for one in status([known], [applied(known, checksum=checksum)])] == [state]
+    assert [one.state for one in status([ONE], [applied(ONE, checksum="f" * 64)])] == ["changed"]
 
 
 def test_numbers_have_no_gaps_and_no_doubles():

@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import Final
 
 _FILE: Final = re.compile(r"(?P<number>\d{4})_(?P<phase>pre|post)_(?P<name>[a-z][a-z0-9_]*)\.sql")
-
+_COMMENT: Final = re.compile(r"('[^']*')|--[^\n]*")
 
 ALONE: Final = "-- Stands alone: it builds on no post before it."
 """The first line of a `pre` that may run before a `post` of a lower number."""
@@ -69,6 +69,8 @@ class Migration(Applied):
     """A migration with its statements."""
 
     text: str = field(repr=False)
+    former: str | None = field(default=None, repr=False, compare=False)
+    """What a store recorded as the checksum until version 0.1.0, which included the comments."""
 
     @property
     def stands_alone(self) -> bool:
@@ -76,14 +78,13 @@ class Migration(Applied):
         return self.phase is MigrationPhase.PRE and self.text.startswith(ALONE)
 
     @classmethod
-    def read(cls, file: str, text: str) -> Migration:
+    def read(cls, file: str, text: str, former: str | None = None) -> Migration:
         """A migration from its file; a wrong name is a bug in oncekey, which any test finds."""
         match = _FILE.fullmatch(file)
         if match is None:
             raise ValueError(f"{file} is not a migration: name it NNNN_pre_name.sql or NNNN_post_name.sql")
-        # Line ends depend on how the file was checked out.
-        checksum = sha256(text.replace("\r\n", "\n").encode()).hexdigest()
-        return cls(int(match["number"]), MigrationPhase(match["phase"]), match["name"], checksum, text)
+        phase = MigrationPhase(match["phase"])
+        return cls(int(match["number"]), phase, match["name"], _checksum(text), text, former)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,5 +157,12 @@ def objection(known: Sequence[Migration], applied: Sequence[Applied]) -> str | N
 def _state_of(known: Migration, known_of: Applied | None) -> MigrationState:
     if known_of is None:
         return MigrationState.PENDING
-    same = (known_of.phase, known_of.name, known_of.checksum) == (known.phase, known.name, known.checksum)
+    same = (known_of.phase, known_of.name) == (known.phase, known.name)
+    same = same and known_of.checksum in {known.checksum, known.former}
     return MigrationState.APPLIED if same else MigrationState.CHANGED
+
+
+def _checksum(text: str) -> str:
+    """SHA-256 of the statements: a comment may be corrected, and line ends depend on how the file was checked out."""
+    lines = (line.rstrip() for line in _COMMENT.sub(r"\1", text).splitlines())
+    return sha256("\n".join(filter(None, lines)).encode()).hexdigest()

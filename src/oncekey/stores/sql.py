@@ -151,8 +151,12 @@ class SqlSchema:
 def known(package: str) -> tuple[Migration, ...]:
     """The migrations of a store's package, in order."""
     folder = files(package).joinpath("migrations")
+    lines = (line.split() for line in folder.joinpath("former.txt").read_text("utf-8").splitlines())
+    former = {name: checksum for checksum, name in lines}
     return ordered(
-        Migration.read(file.name, file.read_text("utf-8")) for file in folder.iterdir() if file.name.endswith(".sql")
+        Migration.read(file.name, file.read_text("utf-8"), former.get(file.name))
+        for file in folder.iterdir()
+        if file.name.endswith(".sql")
     )
 
 

@@ -16,7 +16,7 @@ CREATE TABLE IF NOT EXISTS oncekey_migration (
     number     INTEGER       NOT NULL PRIMARY KEY,
     phase      VARBINARY(8)  NOT NULL,
     name       VARBINARY(64) NOT NULL,
-    checksum   VARBINARY(64) NOT NULL,  -- SHA-256 of the file: a store that was made otherwise is not used
+    checksum   VARBINARY(64) NOT NULL,  -- SHA-256 of the statements; oncekey rejects a store with other statements
     applied_at BIGINT        NOT NULL,
     CONSTRAINT oncekey_migration_phase_known CHECK (phase IN ('pre', 'post'))
 ) ENGINE = InnoDB;

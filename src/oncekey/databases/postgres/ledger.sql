@@ -14,7 +14,7 @@ CREATE TABLE IF NOT EXISTS oncekey.migration (
     number     integer  NOT NULL PRIMARY KEY,
     phase      text     NOT NULL,
     name       text     NOT NULL,
-    checksum   text     NOT NULL,  -- SHA-256 of the file: a store that was made otherwise is not used
+    checksum   text     NOT NULL,  -- SHA-256 of the statements; oncekey rejects a store with other statements
     applied_at bigint   NOT NULL,
     CONSTRAINT phase_known CHECK (phase IN ('pre', 'post'))
 );

@@ -6,7 +6,7 @@ CREATE TABLE IF NOT EXISTS oncekey_migration (
     number     INTEGER  NOT NULL PRIMARY KEY,
     phase      TEXT     NOT NULL,
     name       TEXT     NOT NULL,
-    checksum   TEXT     NOT NULL,  -- SHA-256 of the file: a store that was made otherwise is not used
+    checksum   TEXT     NOT NULL,  -- SHA-256 of the statements; oncekey rejects a store with other statements
     applied_at INTEGER  NOT NULL,
     CONSTRAINT phase_known CHECK (phase IN ('pre', 'post'))
 ) STRICT;

@@ -1,36 +1,36 @@
--- The tables, in the application's own database. Instants and durations are microseconds; instants are the server's clock.
--- Whatever is compared is VARBINARY: byte by byte, whatever the case, the accents or the blanks at its end. It holds UTF-8, and
--- the driver reads it as text; what holds bytes is a BLOB.
--- Every statement may be said again: see ledger.sql.
+-- The tables, in the application's database. Instants and durations are in microseconds; instants are by the server's
+-- clock. Columns that are compared are VARBINARY, so that case, accents and trailing spaces count. They contain UTF-8,
+-- and the driver reads them as text; columns with bytes are BLOBs.
+-- Every statement can be run again: see ledger.sql.
 
 CREATE TABLE IF NOT EXISTS oncekey_record (
-    scope            VARBINARY(2000) NOT NULL,  -- who: namespace and tenant, in one injective text
-    `key`            VARBINARY(1024) NOT NULL,  -- the client's key, opaque, byte-exact
-    incarnation      VARBINARY(36)   NOT NULL,  -- this life of the key; everything that hangs on a record hangs on it
-    operation        VARBINARY(1024) NOT NULL,  -- the enrolled handler
-    effects          VARBINARY(16)   NOT NULL,  -- what a crash means is stored with the claim, so a deploy cannot change it
+    scope            VARBINARY(2000) NOT NULL,  -- the caller's namespace and tenant, in an unambiguous encoding
+    `key`            VARBINARY(1024) NOT NULL,  -- the client's key, byte for byte; it is never interpreted
+    incarnation      VARBINARY(36)   NOT NULL,  -- identifies one life of the key; other tables refer to a record by it
+    operation        VARBINARY(1024) NOT NULL,  -- the name of the protected handler
+    effects          VARBINARY(16)   NOT NULL,  -- stored with the claim: a deployment cannot change what a crash means
     recovery         VARBINARY(16)   NOT NULL,
     method           VARBINARY(255)  NOT NULL,
     path             MEDIUMTEXT      NOT NULL,
-    fingerprint      VARBINARY(512)  NOT NULL,  -- of the request, with its algorithm's version; compared before anything else
-    seed             BLOB            NOT NULL,  -- downstream keys are derived from it, over attempts and take-overs
+    fingerprint      VARBINARY(512)  NOT NULL,  -- hash of the request, with the algorithm's version; it is compared first
+    seed             BLOB            NOT NULL,  -- source of the downstream keys; the same for all attempts and owners
     state            VARBINARY(16)   NOT NULL,
     outcome          VARBINARY(16),
     entered          BOOLEAN         NOT NULL,
-    fence            BIGINT          NOT NULL,  -- up with each new owner; owners prove incarnation and fence
-    version          BIGINT          NOT NULL,  -- up with each write; strangers prove incarnation and version
+    fence            BIGINT          NOT NULL,  -- raised by each new owner; the owner's writes must match incarnation and fence
+    version          BIGINT          NOT NULL,  -- raised by each write; writes of others must match incarnation and version
     owner            VARBINARY(1024),
     lease_until      BIGINT,
-    deadline         BIGINT          NOT NULL,  -- the heartbeat stops here
+    deadline         BIGINT          NOT NULL,  -- the owner does not renew its lease beyond this instant
     call_timeout     BIGINT          NOT NULL,
     ttl              BIGINT          NOT NULL,
     attempts         INTEGER         NOT NULL,
     recovery_point   VARBINARY(1024) NOT NULL,
-    memo             LONGTEXT,                  -- finished phases, in order
-    intent           LONGTEXT,                  -- the announced outside call that has no result yet
+    memo             LONGTEXT,                  -- the results of the finished steps, in order
+    intent           LONGTEXT,                  -- the announced external call that has no result yet
     response_status  INTEGER,
     response_headers LONGTEXT,
-    response_body    LONGBLOB,                  -- bytes, a replay is byte for byte; NULL with a status is a tombstone
+    response_body    LONGBLOB,                  -- bytes, for an exact replay; NULL with a status is a tombstone
     response_schema  INTEGER,
     last_error       MEDIUMTEXT,
     reconcile_after  BIGINT,
@@ -39,11 +39,11 @@ CREATE TABLE IF NOT EXISTS oncekey_record (
     last_run_at      BIGINT          NOT NULL,
     finished_at      BIGINT,
     expires_at       BIGINT          NOT NULL,
-    request          LONGBLOB,                  -- as a completer repeats it; gone with the settlement
+    request          LONGBLOB,                  -- the stored request, for the completer; NULL after the settlement
     PRIMARY KEY (scope, `key`),
-    -- Where sweepers, completers, resolvers and operators look; an index of InnoDB ends with the primary key by itself.
+    -- For the sweeper, the completer, the reconciler and operators. InnoDB appends the primary key to each index.
     INDEX oncekey_record_state (state, created_at),
-    -- Where reapers look.
+    -- For the reaper.
     INDEX oncekey_record_expiring (expires_at),
     CONSTRAINT oncekey_record_effects_known CHECK (effects IN ('local', 'phased', 'outbox', 'inline')),
     CONSTRAINT oncekey_record_recovery_known CHECK (recovery IN ('retry', 'resume', 'unknown', 'fail')),
@@ -63,51 +63,51 @@ CREATE TABLE IF NOT EXISTS oncekey_record (
     CONSTRAINT oncekey_record_unknown_has_ticket CHECK (state <> 'unknown' OR last_error IS NOT NULL)
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, CHARACTER SET = utf8mb4, COLLATE = utf8mb4_bin;
 
--- Who executes a LOCAL request right now: the row is inserted first in its transaction and deleted last, so nobody ever sees
--- one but by its lock (L1). A row that is not locked was left by a handler that committed by itself, and means nothing.
+-- The LOCAL requests that are running. Their transaction inserts a row first and deletes it last, so that only its lock is
+-- visible to others (L1). A row that is not locked was left by a handler that committed by itself, and has no effect.
 CREATE TABLE IF NOT EXISTS oncekey_lock (
-    number BIGINT  NOT NULL PRIMARY KEY,  -- of the key
-    mark   INTEGER NOT NULL               -- of the request
+    number BIGINT  NOT NULL PRIMARY KEY,  -- the number of the key's lock
+    mark   INTEGER NOT NULL               -- identifies the request that holds it
 ) ENGINE = InnoDB;
 
--- The outbox. The first five columns are those that Debezium's outbox router reads by default.
+-- The outbox. Debezium's outbox router reads the first five columns by default.
 CREATE TABLE IF NOT EXISTS oncekey_outbox (
     id             VARBINARY(36)   NOT NULL UNIQUE,
-    aggregatetype  VARCHAR(512)    NOT NULL,  -- the topic: Debezium routes by it
-    aggregateid    VARCHAR(1024)   NOT NULL,  -- what is ordered by, else the record's incarnation: Debezium's message key
-    type           VARCHAR(512)    NOT NULL,  -- the topic once more, as the event's type
+    aggregatetype  VARCHAR(512)    NOT NULL,  -- the topic; Debezium routes by it
+    aggregateid    VARCHAR(1024)   NOT NULL,  -- order_by, or else the record's incarnation; Debezium's message key
+    type           VARCHAR(512)    NOT NULL,  -- the topic again, as the type of the event
     payload        LONGTEXT        NOT NULL,  -- JSON
     kind           VARBINARY(8)    NOT NULL,
     scope          VARBINARY(2000) NOT NULL,
     `key`          VARBINARY(1024) NOT NULL,
-    incarnation    VARBINARY(36)   NOT NULL,  -- the life of the key that the parcel belongs to
-    downstream_key VARBINARY(1024) NOT NULL,  -- for the receiver to recognise a repetition by
-    position       INTEGER         NOT NULL,  -- among the parcels of one transaction
+    incarnation    VARBINARY(36)   NOT NULL,  -- of the record that the parcel belongs to
+    downstream_key VARBINARY(1024) NOT NULL,  -- the receiver recognises a repeated delivery by it
+    position       INTEGER         NOT NULL,  -- the order among the parcels of one transaction
     order_by       VARBINARY(1024),
     state          VARBINARY(8)    NOT NULL,
     attempts       INTEGER         NOT NULL,
-    fence          BIGINT          NOT NULL,  -- up with each claim; a worker proves it
+    fence          BIGINT          NOT NULL,  -- raised by each claim; a worker's write must match it
     owner          VARBINARY(1024),
     lease_until    BIGINT,
-    due_at         BIGINT          NOT NULL,  -- when somebody may take it next; while it is held, the end of its lease
+    due_at         BIGINT          NOT NULL,  -- when a worker may claim it next; while it is held, the end of its lease
     created_at     BIGINT          NOT NULL,
     first_error    MEDIUMTEXT,
     last_error     MEDIUMTEXT,
-    place          BIGINT          NOT NULL AUTO_INCREMENT PRIMARY KEY,  -- in the line of those with the same order_by
-    -- What is due next, ready or with a lease that ran out.
+    place          BIGINT          NOT NULL AUTO_INCREMENT PRIMARY KEY,  -- the order among parcels with the same order_by
+    -- Finds due parcels: ready ones, and held ones whose lease has expired.
     INDEX oncekey_outbox_due (due_at),
-    -- Who is first of those that keep an order.
+    -- Finds the first of the parcels with the same order_by.
     INDEX oncekey_outbox_order (order_by),
-    -- The parcel of a record.
+    -- Finds the parcels of a record.
     INDEX oncekey_outbox_incarnation (incarnation),
-    -- What one call of a worker's took.
+    -- Finds the parcels that one claim of a worker acquired.
     INDEX oncekey_outbox_owner (owner),
     CONSTRAINT oncekey_outbox_kind_known CHECK (kind IN ('defer', 'emit')),
     CONSTRAINT oncekey_outbox_state_known CHECK (state IN ('ready', 'held')),
     CONSTRAINT oncekey_outbox_held_has_lease CHECK ((state = 'held') = (owner IS NOT NULL AND lease_until IS NOT NULL))
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, CHARACTER SET = utf8mb4, COLLATE = utf8mb4_bin;
 
--- Parcels that were tried too often, or whose outcome nobody knows; with the first and the last error.
+-- Dead letters: parcels that failed too often, or whose outcome is unknown, with their first and last error.
 CREATE TABLE IF NOT EXISTS oncekey_dead_letter (
     id             VARBINARY(36)   NOT NULL PRIMARY KEY,
     aggregatetype  VARCHAR(512)    NOT NULL,
@@ -131,8 +131,8 @@ CREATE TABLE IF NOT EXISTS oncekey_dead_letter (
     INDEX oncekey_dead_letter_incarnation (incarnation)
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, CHARACTER SET = utf8mb4, COLLATE = utf8mb4_bin;
 
--- Every move of a record that its own request did not make: only added to, and forgotten after a time of its own.
--- Lines are about an incarnation, so they outlive its record. The key is kept as its digest only.
+-- The audit: changes to records that their own request did not make. Lines are only added, and have a separate retention
+-- time. They refer to an incarnation, so they outlive its record, and contain a digest of the key, not the key.
 CREATE TABLE IF NOT EXISTS oncekey_audit (
     id          BIGINT          NOT NULL AUTO_INCREMENT PRIMARY KEY,
     at          BIGINT          NOT NULL,
@@ -141,22 +141,22 @@ CREATE TABLE IF NOT EXISTS oncekey_audit (
     incarnation VARBINARY(36)   NOT NULL,
     operation   VARBINARY(1024) NOT NULL,
     fence       BIGINT          NOT NULL,
-    source      VARBINARY(16),              -- NULL is "no row"
-    target      VARBINARY(16),              -- NULL is "no row"
+    source      VARBINARY(16),              -- the state before; NULL: no record
+    target      VARBINARY(16),              -- the state after; NULL: no record
     `trigger`   VARBINARY(64)   NOT NULL,
-    actor       VARBINARY(64)   NOT NULL,   -- which part was played
-    who         MEDIUMTEXT      NOT NULL,   -- by which process or person
+    actor       VARBINARY(64)   NOT NULL,   -- the role, such as sweeper or operator
+    who         MEDIUMTEXT      NOT NULL,   -- the process or person in this role
     why         MEDIUMTEXT      NOT NULL,
     INDEX oncekey_audit_key (scope, key_digest)
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, CHARACTER SET = utf8mb4, COLLATE = utf8mb4_bin;
 
--- Every call that was announced, by the name that the provider knows it by. It outlives its record, so that the provider's
--- books can be compared with ours.
+-- All announced calls, each with the downstream key that the provider receives.
+-- A row outlives its record, so that the provider's ledger can be compared with the calls.
 CREATE TABLE IF NOT EXISTS oncekey_call (
-    incarnation    VARBINARY(36)   NOT NULL,  -- the life of the key that made it
+    incarnation    VARBINARY(36)   NOT NULL,  -- of the record that made the call
     phase          VARBINARY(1024) NOT NULL,
     downstream_key VARBINARY(1024) NOT NULL,
-    provider_id    VARBINARY(1024),           -- the provider's own name for it, once somebody told us
+    provider_id    VARBINARY(1024),           -- the provider's id of the call; NULL until it is reported
     scope          VARBINARY(2000) NOT NULL,
     `key`          VARBINARY(1024) NOT NULL,
     operation      VARBINARY(1024) NOT NULL,
@@ -167,13 +167,13 @@ CREATE TABLE IF NOT EXISTS oncekey_call (
     INDEX oncekey_call_at (at)
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, CHARACTER SET = utf8mb4, COLLATE = utf8mb4_bin;
 
--- What was heard about calls, from whom and when: only added to, and needing no proof, because it moves nothing by itself.
--- The verdict is written once, when what became of the call is known.
+-- Evidence: reports about calls, with their source and time. Rows are only added. Adding one requires no fence or version,
+-- because it does not change a record. The verdict is written once, when the outcome of the call is determined.
 CREATE TABLE IF NOT EXISTS oncekey_evidence (
     id             BIGINT          NOT NULL AUTO_INCREMENT PRIMARY KEY,
     at             BIGINT          NOT NULL,
     source         VARBINARY(512)  NOT NULL,
-    event_id       VARBINARY(1024) NOT NULL,  -- by which a repetition is recognised
+    event_id       VARBINARY(1024) NOT NULL,  -- identifies repeated reports of a source
     downstream_key VARBINARY(1024),
     provider_id    VARBINARY(1024),
     said           LONGTEXT        NOT NULL,  -- JSON
@@ -186,12 +186,12 @@ CREATE TABLE IF NOT EXISTS oncekey_evidence (
     CONSTRAINT oncekey_evidence_verdict_known CHECK (verdict IN ('settled', 'agrees', 'contradicts'))
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, CHARACTER SET = utf8mb4, COLLATE = utf8mb4_bin;
 
--- Which workers are alive: each writes its row again and again, and deletes it when it stops.
+-- The live workers. Each updates its row with every heartbeat, and deletes it when it stops.
 CREATE TABLE IF NOT EXISTS oncekey_worker (
-    name       VARBINARY(1024) NOT NULL PRIMARY KEY,  -- one process
-    tasks      MEDIUMTEXT      NOT NULL,              -- what it runs, as a JSON array of names
+    name       VARBINARY(1024) NOT NULL PRIMARY KEY,  -- of one process
+    tasks      MEDIUMTEXT      NOT NULL,              -- the tasks that it runs, as a JSON array of names
     started_at BIGINT          NOT NULL,
-    seen_at    BIGINT          NOT NULL,              -- by the store's clock
-    every      BIGINT          NOT NULL,              -- after how long it promises to be seen again
-    calls      MEDIUMTEXT      NOT NULL               -- the calls of INLINE handlers, which announce none: {operation: [name]}
+    seen_at    BIGINT          NOT NULL,              -- the last heartbeat, by the store's clock
+    every      BIGINT          NOT NULL,              -- the interval of its heartbeats
+    calls      MEDIUMTEXT      NOT NULL               -- the unannounced calls of INLINE handlers: {operation: [name]}
 ) ENGINE = InnoDB, ROW_FORMAT = DYNAMIC, CHARACTER SET = utf8mb4, COLLATE = utf8mb4_bin;

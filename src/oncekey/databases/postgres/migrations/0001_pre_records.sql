@@ -1,35 +1,35 @@
--- The records of keys. Instants and durations are microseconds; instants are this server's clock_timestamp().
--- Nothing that a heartbeat writes is indexed, so that renewals stay heap-only updates.
+-- The records of keys. Instants and durations are in microseconds; instants are clock_timestamp() of this server. No
+-- index contains a column that heartbeats write, so that renewals stay heap-only updates.
 CREATE SCHEMA IF NOT EXISTS oncekey;
 
 CREATE TABLE oncekey.record (
-    scope            text     NOT NULL,  -- who: namespace and tenant, in one injective text
-    key              text     NOT NULL,  -- the client's key, opaque, byte-exact
-    incarnation      uuid     NOT NULL,  -- this life of the key; everything that hangs on a record hangs on it
-    operation        text     NOT NULL,  -- the enrolled handler
-    effects          text     NOT NULL,  -- what a crash means is stored with the claim, so a deploy cannot change it
+    scope            text     NOT NULL,  -- the caller's namespace and tenant, in an unambiguous encoding
+    key              text     NOT NULL,  -- the client's key, byte for byte; it is never interpreted
+    incarnation      uuid     NOT NULL,  -- identifies one life of the key; other tables refer to a record by it
+    operation        text     NOT NULL,  -- the name of the protected handler
+    effects          text     NOT NULL,  -- stored with the claim: a deployment cannot change what a crash means
     recovery         text     NOT NULL,
     method           text     NOT NULL,
     path             text     NOT NULL,
-    fingerprint      text     NOT NULL,  -- of the request, with its algorithm's version; compared before anything else
-    seed             bytea    NOT NULL,  -- downstream keys are derived from it, over attempts and take-overs
+    fingerprint      text     NOT NULL,  -- hash of the request, with the algorithm's version; it is compared first
+    seed             bytea    NOT NULL,  -- source of the downstream keys; the same for all attempts and owners
     state            text     NOT NULL,
     outcome          text,
     entered          boolean  NOT NULL,
-    fence            bigint   NOT NULL,  -- up with each new owner; owners prove incarnation and fence
-    version          bigint   NOT NULL,  -- up with each write; strangers prove incarnation and version
+    fence            bigint   NOT NULL,  -- raised by each new owner; the owner's writes must match incarnation and fence
+    version          bigint   NOT NULL,  -- raised by each write; writes of others must match incarnation and version
     owner            text,
     lease_until      bigint,
-    deadline         bigint   NOT NULL,  -- the heartbeat stops here
+    deadline         bigint   NOT NULL,  -- the owner does not renew its lease beyond this instant
     call_timeout     bigint   NOT NULL,
     ttl              bigint   NOT NULL,
     attempts         integer  NOT NULL,
     recovery_point   text     NOT NULL,
-    memo             text,               -- finished phases, in order
-    intent           text,               -- the announced outside call that has no result yet
+    memo             text,               -- the results of the finished steps, in order
+    intent           text,               -- the announced external call that has no result yet
     response_status  integer,
     response_headers text,
-    response_body    bytea,              -- bytes, never jsonb: a replay is byte for byte; NULL with a status is a tombstone
+    response_body    bytea,              -- bytes, not jsonb, for an exact replay; NULL with a status is a tombstone
     response_schema  integer,
     last_error       text,
     reconcile_after  bigint,

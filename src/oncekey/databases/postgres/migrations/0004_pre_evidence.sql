@@ -1,13 +1,13 @@
--- What is needed to settle what nobody knows: where to look for it, which calls were announced, and what was heard of them.
+-- For unknown outcomes: the index that finds their records, the announced calls, and the evidence about calls.
 CREATE INDEX record_unknown ON oncekey.record (reconcile_after, scope, key) WHERE state = 'unknown';
 
--- Every call that was announced, by the name that the provider knows it by. Written with the announcement; it outlives its
--- record, so that the provider's books can be compared with ours.
+-- All announced calls, each with the downstream key that the provider receives. A row is inserted with the
+-- announcement. It outlives its record, so that the provider's ledger can be compared with the calls.
 CREATE TABLE oncekey.call (
-    incarnation    uuid    NOT NULL,  -- the life of the key that made it
+    incarnation    uuid    NOT NULL,  -- of the record that made the call
     phase          text    NOT NULL,
     downstream_key text    NOT NULL,
-    provider_id    text,              -- the provider's own name for it, once somebody told us
+    provider_id    text,              -- the provider's id of the call; NULL until it is reported
     scope          text    NOT NULL,
     key            text    NOT NULL,
     operation      text    NOT NULL,
@@ -18,13 +18,13 @@ CREATE INDEX call_downstream_key ON oncekey.call (downstream_key);
 CREATE INDEX call_provider_id ON oncekey.call (provider_id) WHERE provider_id IS NOT NULL;
 CREATE INDEX call_at ON oncekey.call (at, incarnation, phase);
 
--- What was heard about calls, from whom and when: only added to, and needing no proof, because it moves nothing by itself.
--- The verdict is written once, when what became of the call is known.
+-- Evidence: reports about calls, with their source and time. Rows are only added. Adding one requires no fence or version,
+-- because it does not change a record. The verdict is written once, when the outcome of the call is determined.
 CREATE TABLE oncekey.evidence (
     id             bigint  NOT NULL GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at             bigint  NOT NULL,
     source         text    NOT NULL,
-    event_id       text    NOT NULL,  -- by which a repetition is recognised
+    event_id       text    NOT NULL,  -- identifies repeated reports of a source
     downstream_key text,
     provider_id    text,
     said           text    NOT NULL,  -- JSON

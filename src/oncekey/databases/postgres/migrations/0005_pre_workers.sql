@@ -1,15 +1,15 @@
--- Who works here, and where an operator finds an unfinished key of which only its beginning is known: "C" orders by bytes,
--- so that keys with one beginning lie side by side whatever the database's own order is. Finished ones are not in it,
--- because every request would pay for that.
+-- The index that operators use to find unfinished keys by prefix, and the table of workers. Collation "C" orders by
+-- bytes, so that keys with the same prefix are adjacent, whatever the collation of the database is. Finished records
+-- are not indexed, because that would slow down every request.
 CREATE INDEX record_key ON oncekey.record (key COLLATE "C", scope)
     WHERE state IN ('pending', 'in_progress', 'failed_retryable', 'unknown');
 
--- Which workers are alive: each writes its row again and again, and deletes it when it stops.
+-- The live workers. Each updates its row with every heartbeat, and deletes it when it stops.
 CREATE TABLE oncekey.worker (
-    name        text    NOT NULL PRIMARY KEY,  -- one process
-    tasks       text    NOT NULL,              -- what it runs, as a JSON array of names
+    name        text    NOT NULL PRIMARY KEY,  -- of one process
+    tasks       text    NOT NULL,              -- the tasks that it runs, as a JSON array of names
     started_at  bigint  NOT NULL,
-    seen_at     bigint  NOT NULL,              -- by the store's clock
-    every       bigint  NOT NULL,              -- after how long it promises to be seen again
-    calls       text    NOT NULL               -- the calls of INLINE handlers, which announce none: {operation: [name]}
+    seen_at     bigint  NOT NULL,              -- the last heartbeat, by the store's clock
+    every       bigint  NOT NULL,              -- the interval of its heartbeats
+    calls       text    NOT NULL               -- the unannounced calls of INLINE handlers: {operation: [name]}
 );

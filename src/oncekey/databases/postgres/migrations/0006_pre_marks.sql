@@ -1,7 +1,7 @@
--- Which request holds the lock of a key: a second lock beside it, which excludes no other and only marks the holder.
+-- Shows which request holds the lock of a key: by a second lock, the mark, which excludes no other request.
 
--- All advisory locks are read at one moment. `other` needs a mark of another request in the hands of the very connection
--- that holds the key; a holder without a mark (an older version, or one that is just ending) proves nothing.
+-- Reads all advisory locks at one moment. Returns `other` only if the connection that holds the key also holds the mark
+-- of another request; a holder without a mark (an older version, or a transaction that is ending) proves nothing.
 CREATE FUNCTION oncekey.lock_holder(lock bigint, family integer, mark integer) RETURNS text
 LANGUAGE sql VOLATILE AS $$
     WITH held AS MATERIALIZED (
@@ -17,10 +17,10 @@ LANGUAGE sql VOLATILE AS $$
     WHERE keyed.objsubid = 1 AND (keyed.classid::bigint << 32 | keyed.objid::bigint) = $1
 $$;
 
--- `lock_key`, and the mark. A request sets its mark before it tries the lock, so the lock is never seen without the mark of
--- its holder. A request that misses the lock, and finds no record that counts, asks for the holder and then reads the record
--- once more: what was committed before that moment must not stay unseen. Marks are shared; the holder of the lock makes its
--- own exclusive, so that a duplicate recognises itself at once, without reading all locks of the server.
+-- `lock_key` with the mark. A request takes its mark before it tries the lock, so that the lock is never visible without the
+-- mark of its holder. A request that fails to get the lock, and finds no record or an expired one, calls `lock_holder` and
+-- reads the record again, to see everything that was committed before that call. Marks are shared locks, and the holder of
+-- the key makes its mark exclusive: a retry of the same request detects that without reading all locks of the server.
 CREATE FUNCTION oncekey.lock_request(
     lock bigint, family integer, mark integer, in_scope text, in_key text, at bigint, lease_ms integer,
     deadline_ms integer,
@@ -32,7 +32,7 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'on', true),
             set_config('idle_in_transaction_session_timeout', lease_ms::text, true),
             set_config('statement_timeout', lease_ms::text, true);
-    -- A client that falls silent in the middle of a message is neither idle nor executing: only this ends it.
+    -- If a client stops within a message, its session is neither idle nor executing: only this time-out ends it.
     IF current_setting('server_version_num')::integer >= 170000 THEN
         PERFORM set_config('transaction_timeout', deadline_ms::text, true);
     END IF;

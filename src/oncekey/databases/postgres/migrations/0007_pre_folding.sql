@@ -1,13 +1,13 @@
--- What travels in the message of a BEGIN or of a COMMIT, so that a new key of a LOCAL handler costs three messages.
--- Inside these functions the server keeps every plan for as long as the session lasts, whoever prepares nothing outside.
--- A client that can only send text hears how many rows there are, and nothing of what is in them. What it has to know beside
--- that is told: INFO is sent whatever client_min_messages says. What is told are instants, numbers and booleans, never a key
--- and never an answer, because a server's log may be set to keep them.
+-- Functions that are called in one message with BEGIN or COMMIT, so that a new key of a LOCAL handler costs three
+-- messages. The server caches the plans inside these functions until the session ends, even if the client prepares no
+-- statements. A client that sends text receives the number of rows, but not their content. A function sends other
+-- values in a notice of level INFO, which reaches the client whatever client_min_messages is. A notice contains
+-- instants, numbers and booleans, never a key or a response, because the server may be configured to log notices.
 
--- A record that is written without it says that nothing was tried.
+-- An INSERT may omit the column: 0 means that no resolver has checked the record.
 ALTER TABLE oncekey.record ALTER COLUMN reconcile_tries SET DEFAULT 0;
 
--- A record with all that belongs to it. The record's own columns have it, until 0009 puts some of them aside.
+-- The complete record. All of its columns are in `record`, until 0009 drops those that 0008 copies to `work`.
 CREATE VIEW oncekey.whole AS
 SELECT record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method,
        record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence,
@@ -18,15 +18,15 @@ SELECT record.scope, record.key, record.incarnation, record.operation, record.ef
        record.memo, record.intent, record.request, record.reconcile_after, record.reconcile_tries
 FROM oncekey.record AS record;
 
--- `lock_request`, with the clock, and without the cost of what is as it should be already. A server that only reads refuses
--- the request here (25006), so that no handler runs where its answer has no place.
--- `oncekey.begun` is a setting of this transaction only, so a handler that commits by itself cannot keep it (L5).
+-- `lock_request` that also returns the clock, and skips what need not be set or read. On a read-only server it raises
+-- 25006, so that no handler runs whose response cannot be stored.
+-- `oncekey.begun` is a setting of this transaction only: it is gone after a handler has committed by itself (L5).
 CREATE FUNCTION oncekey.lock_request_2(
     lock bigint, family integer, mark integer, in_scope text, in_key text, at bigint, lease_ms integer,
     deadline_ms integer,
     OUT locked boolean, OUT other boolean, OUT begun bigint, OUT now bigint, OUT seen oncekey.whole)
 LANGUAGE plpgsql VOLATILE AS $$
--- The collation is said, because what convert_from returns has C's, and an index of the default one does not serve that.
+-- The queries name the collation: convert_from returns text with collation C, which an index with the default cannot serve.
 DECLARE
     marked boolean;
     set_to text;
@@ -40,7 +40,7 @@ BEGIN
     IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
         set_to := set_config('synchronous_commit', 'on', true);
     END IF;
-    -- A client that falls silent in the middle of a message is neither idle nor executing: only this ends it.
+    -- If a client stops within a message, its session is neither idle nor executing: only this time-out ends it.
     IF current_setting('server_version_num')::integer >= 170000 THEN
         set_to := set_config('transaction_timeout', deadline_ms::text, true);
     END IF;
@@ -51,7 +51,7 @@ BEGIN
     END IF;
     other := false;
     begun := lock;
-    -- What is asked for most is a key without a record, or an answer: neither has anything beside it that counts.
+    -- Most requests find no record or a completed one, and need none of the last five columns.
     SELECT record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method,
            record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence,
            record.version, record.owner, record.lease_until, record.deadline, record.call_timeout, record.ttl,
@@ -75,10 +75,10 @@ BEGIN
 END
 $$;
 
--- The same for a BEGIN that is sent as text. Nearly every request is a new key, so that is looked for first, without reading a
--- record or making a row; then the answer is true, and nothing is told: each notice is a packet of its own, which both sides
--- are woken for. A lock that somebody else has is told. Where a record is found nothing is told either, and the lock is asked
--- for once more in the ordinary way, by which a stored answer travels as what it is.
+-- The same for a BEGIN that is sent as text. Nearly every request has a new key, so the function checks for that first,
+-- without reading a record or building a row. It then returns true without a notice, because each notice is a separate
+-- packet that wakes both sides. If another session holds the lock and there is no record, it sends a notice. If there
+-- is a record, it sends none, and the client calls `lock_request_2`, which returns the stored response in a row.
 CREATE FUNCTION oncekey.enter(
     lock bigint, family integer, mark integer, in_scope bytea, in_key bytea, at bigint, lease_ms integer,
     deadline_ms integer) RETURNS boolean
@@ -117,16 +117,16 @@ BEGIN
 END
 $$;
 
--- What a finished record says, as one value: the server reads a row in less time than two dozen arguments.
+-- The columns of a completed record as one value, which the server parses faster than two dozen arguments.
 CREATE TYPE oncekey.sealed AS (
     scope text, key text, incarnation uuid, operation text, effects text, recovery text, method text, path text,
     fingerprint text, seed bytea, outcome text, entered boolean, deadline bigint, call_timeout bigint, ttl bigint,
     response_status integer, response_headers text, response_schema integer);
 
--- The finished record of a new key, for the message of its COMMIT: it fails where the key is taken, because what comes after
--- it in the message must not happen then. The instants are the server's own, of this moment and not of BEGIN. The client has
--- guessed the second at which the record expires; it is told what it guessed wrong, or if the transaction does not know its
--- lock any more, and nothing else.
+-- Inserts the completed record of a new key, in one message with COMMIT. It raises an error if the key has a record, so
+-- that the server does not execute the rest of the message. The instants are the server's current time, not that of
+-- BEGIN. The client passes the second at which it expects the record to expire. The function sends a notice only if
+-- that second is wrong, or if `oncekey.begun` is not set, because then this is not the transaction that took the lock.
 CREATE FUNCTION oncekey.seal(given bytea, body bytea, at bigint, guess bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -154,7 +154,7 @@ BEGIN
 END
 $$;
 
--- Whether that record is there, for who sent it and heard an error that may be about what came after the COMMIT.
+-- Returns whether `seal` was committed. It is called after an error that may come from a statement after the COMMIT.
 CREATE FUNCTION oncekey.was_sealed(given bytea) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

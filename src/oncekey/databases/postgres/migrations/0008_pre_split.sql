@@ -1,33 +1,33 @@
--- What only unfinished, failed or phased work has gets a row of its own, so that the row that every key has stays small and
--- is written without a check. Quick: nothing is read but unfinished records. Older code may go on beside it: until 0009 two
--- triggers keep its columns and the new table equal.
+-- Copies the columns that only unfinished, failed or PHASED records use to a second table, `work`, so that the row of
+-- every key stays small and has no CHECK constraints. This is quick, because it reads only unfinished records. Older
+-- code may still run: until 0009, triggers keep its columns and the new table equal.
 
 CREATE TABLE oncekey.work (
-    incarnation      uuid     NOT NULL PRIMARY KEY,  -- the life of the key that it belongs to
+    incarnation      uuid     NOT NULL PRIMARY KEY,  -- of the record that the row belongs to
     scope            text     NOT NULL,
     key              text     NOT NULL,
-    memo_version     bigint   NOT NULL DEFAULT 0,  -- as the record has it: else the two were not read together
-    memo             text,                         -- finished phases, in order
-    intent           text,                         -- the announced outside call that has no result yet
-    request          bytea,                        -- as a completer repeats it; gone with the settlement
+    memo_version     bigint   NOT NULL DEFAULT 0,  -- equal to the record's; if not, the two rows were not read together
+    memo             text,                         -- the results of the finished steps, in order
+    intent           text,                         -- the announced external call that has no result yet
+    request          bytea,                        -- the stored request, for the completer; NULL after the settlement
     reconcile_after  bigint,
     reconcile_tries  integer  NOT NULL DEFAULT 0
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_cost_delay = 0);
--- Where a reconciler looks.
+-- Finds the records that the reconciler checks next.
 CREATE INDEX work_due ON oncekey.work (reconcile_after, scope, key) WHERE reconcile_after IS NOT NULL;
 
--- The version of the record at which its memo or intent was last written; 0: it has neither; below: no row of its own yet.
--- Who finds a row of `work` that does not fit read it before the record was locked, and must not write by it.
+-- The version of the record at which its memo or intent was last written; 0: it has neither; negative: not in `work` yet.
+-- If the row of `work` has another number, it was read before the record was locked, and must not be the basis of a write.
 ALTER TABLE oncekey.record ADD COLUMN memo_version bigint NOT NULL DEFAULT -1;
 
--- Every statement that writes the table reads and compiles its checks anew. They are in the contract that every store must
--- pass, and `oncekey doctor` looks for rows that break them. Older rows passed stricter ones, so none is read.
+-- PostgreSQL parses and compiles the CHECK constraints for each statement that writes the table. The contract tests of
+-- the stores cover the rules, and `oncekey doctor` finds rows that violate them. Existing rows passed, so none is read.
 ALTER TABLE oncekey.record
     DROP CONSTRAINT effects_known, DROP CONSTRAINT recovery_known, DROP CONSTRAINT state_known, DROP CONSTRAINT counts_up,
     DROP CONSTRAINT completed_has_answer, DROP CONSTRAINT completed_has_no_intent, DROP CONSTRAINT answer_only_when_done,
     DROP CONSTRAINT owned_in_progress, DROP CONSTRAINT owned_only_in_progress, DROP CONSTRAINT unknown_has_ticket;
 
--- The record, locked, with what belongs to it: a statement of its own reads both after the lock was got.
+-- Locks a record, then reads it with its row of `work` in a separate statement, whose snapshot is newer than the lock.
 CREATE FUNCTION oncekey.hold(in_scope text, in_key text) RETURNS SETOF oncekey.whole
 LANGUAGE plpgsql VOLATILE AS $$
 BEGIN
@@ -36,9 +36,9 @@ BEGIN
 END
 $$;
 
--- What older code writes into its columns goes to `work`, too. What this version writes leaves them as they are, so they
--- tell who wrote. A record of another life, or one that had no row of its own yet, starts with nothing in them.
--- The older application's user has no rights on the new table, so these functions have those of whoever migrates.
+-- Copies to `work` what older code writes to the old columns. This version does not write them, so a change in them is a
+-- write of older code. Otherwise they are cleared: it is a new incarnation, or the record was not in `work` before.
+-- The database user of the older application has no rights on `work`: the functions run with those of the migrating user.
 CREATE FUNCTION oncekey.split_old() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 BEGIN
@@ -67,7 +67,7 @@ BEGIN
 END
 $$;
 
--- Not before an insert: one that finds the key taken must leave no trace.
+-- AFTER INSERT, not BEFORE: an INSERT that finds an existing record must not write to `work`.
 CREATE TRIGGER split_inserted AFTER INSERT ON oncekey.record FOR EACH ROW
 WHEN (pg_trigger_depth() = 0 AND NEW.memo_version < 0 AND NEW.request IS NOT NULL)
 EXECUTE FUNCTION oncekey.split_old();
@@ -89,7 +89,7 @@ $$;
 
 CREATE TRIGGER split_removed AFTER DELETE ON oncekey.record FOR EACH ROW EXECUTE FUNCTION oncekey.split_removed();
 
--- What this version writes to `work` goes to the columns that older code reads.
+-- Copies what this version writes to `work` to the columns that older code reads.
 CREATE FUNCTION oncekey.split_new() RETURNS trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
 BEGIN
@@ -110,7 +110,7 @@ $$;
 CREATE TRIGGER split_written AFTER INSERT OR UPDATE OR DELETE ON oncekey.work FOR EACH ROW
 WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION oncekey.split_new();
 
--- What is unfinished gets its row now, finished records by 0009. Served by record_key.
+-- Copies unfinished records to `work` now; 0009 copies finished ones. Served by record_key.
 UPDATE oncekey.record AS record SET memo_version = -1
 WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
   AND (num_nonnulls(record.memo, record.intent, record.request, record.reconcile_after) > 0 OR record.reconcile_tries > 0);

@@ -1,7 +1,7 @@
--- The record's row loses what `work` has. Run it when no older code is left; it reads all records once, and locks the table
--- only for its last statements.
+-- Drops the columns of `record` that are in `work`. Run it when no older code is left. It reads all records once, and
+-- locks the table only for its last statements.
 
--- What was finished before 0008 and kept its steps. The trigger of 0008 writes them down.
+-- Records that were finished before 0008 and have steps: the trigger of 0008 copies these to `work`.
 UPDATE oncekey.record AS record SET memo_version = -1
 WHERE record.memo_version < 0
   AND (num_nonnulls(record.memo, record.intent, record.request, record.reconcile_after) > 0 OR record.reconcile_tries > 0);

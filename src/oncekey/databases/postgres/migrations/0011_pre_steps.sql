@@ -1,11 +1,11 @@
 -- Stands alone: it builds on no post before it.
--- A finished phase in the message of its COMMIT, as 0007 does it for a finished record.
+-- Stores a finished phase in the message of its COMMIT, as 0007 does for a completed record.
 
 CREATE TYPE oncekey.kept AS (
     scope text, key text, incarnation uuid, fence bigint, recovery_point text, lease bigint, seen_memo text, memo text);
 
--- `checkpoint` (phases.sql) with the values of its parameters in one: it fails where the record is not its owner's any more,
--- because the COMMIT that comes after it in the message must not happen then.
+-- `checkpoint` (phases.sql) with all parameters in one value. It raises an error if the caller is no longer the owner
+-- of the record, so that the server does not execute the COMMIT in the same message.
 CREATE FUNCTION oncekey.keep(given bytea, at bigint) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
@@ -41,7 +41,7 @@ BEGIN
 END
 $$;
 
--- Whether that phase is there, for who sent it and heard an error that may be about what came after the COMMIT.
+-- Returns whether `keep` was committed. It is called after an error that may come from a statement after the COMMIT.
 CREATE FUNCTION oncekey.was_kept(given bytea) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $$
 DECLARE

@@ -1,9 +1,9 @@
 -- Stands alone: it builds on no post before it.
--- A stored answer in the reply to the message of a BEGIN, so that a replay takes one message.
+-- Returns a stored response in the reply to the message of a BEGIN, so that a replay takes one message.
 
--- `enter` (0007), and a completed record is sent in the notice. A notice may be written to the server's log, so the record is
--- sent only if `log_min_messages` excludes that; else, and for a long answer, no notice is sent, and the lock follows. The
--- same holds for characters that the client's encoding could change, and for bytes that are not in hexadecimal.
+-- `enter` (0007) that sends a completed record in its notice. The server may log a notice, so the record is sent only
+-- if `log_min_messages` excludes INFO. It is not sent either if the response is long, if it has characters that the
+-- client's encoding could change, or if bytea_output is not hex. Without a notice the client calls `lock_request_2`.
 CREATE FUNCTION oncekey.enter_2(
     lock bigint, family integer, mark integer, in_scope bytea, in_key bytea, at bigint, lease_ms integer,
     deadline_ms integer) RETURNS boolean

@@ -1,35 +1,35 @@
--- The records of keys. Instants and durations are microseconds; instants are this machine's clock.
+-- The records of keys. Instants and durations are in microseconds; instants are by the clock of this machine.
 CREATE VIEW oncekey_clock AS
 SELECT CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) * 1000 AS now;
 
 CREATE TABLE oncekey_record (
-    scope            TEXT     NOT NULL,  -- who: namespace and tenant, in one injective text
-    key              TEXT     NOT NULL,  -- the client's key, opaque, byte-exact
-    incarnation      TEXT     NOT NULL,  -- this life of the key; everything that hangs on a record hangs on it
-    operation        TEXT     NOT NULL,  -- the enrolled handler
-    effects          TEXT     NOT NULL,  -- what a crash means is stored with the claim, so a deploy cannot change it
+    scope            TEXT     NOT NULL,  -- the caller's namespace and tenant, in an unambiguous encoding
+    key              TEXT     NOT NULL,  -- the client's key, byte for byte; it is never interpreted
+    incarnation      TEXT     NOT NULL,  -- identifies one life of the key; other tables refer to a record by it
+    operation        TEXT     NOT NULL,  -- the name of the protected handler
+    effects          TEXT     NOT NULL,  -- stored with the claim: a deployment cannot change what a crash means
     recovery         TEXT     NOT NULL,
     method           TEXT     NOT NULL,
     path             TEXT     NOT NULL,
-    fingerprint      TEXT     NOT NULL,  -- of the request, with its algorithm's version; compared before anything else
-    seed             BLOB     NOT NULL,  -- downstream keys are derived from it, over attempts and take-overs
+    fingerprint      TEXT     NOT NULL,  -- hash of the request, with the algorithm's version; it is compared first
+    seed             BLOB     NOT NULL,  -- source of the downstream keys; the same for all attempts and owners
     state            TEXT     NOT NULL,
     outcome          TEXT,
     entered          INTEGER  NOT NULL,
-    fence            INTEGER  NOT NULL,  -- up with each new owner; owners prove incarnation and fence
-    version          INTEGER  NOT NULL,  -- up with each write; strangers prove incarnation and version
+    fence            INTEGER  NOT NULL,  -- raised by each new owner; the owner's writes must match incarnation and fence
+    version          INTEGER  NOT NULL,  -- raised by each write; writes of others must match incarnation and version
     owner            TEXT,
     lease_until      INTEGER,
-    deadline         INTEGER  NOT NULL,  -- the heartbeat stops here
+    deadline         INTEGER  NOT NULL,  -- the owner does not renew its lease beyond this instant
     call_timeout     INTEGER  NOT NULL,
     ttl              INTEGER  NOT NULL,
     attempts         INTEGER  NOT NULL,
     recovery_point   TEXT     NOT NULL,
-    memo             TEXT,               -- finished phases, in order
-    intent           TEXT,               -- the announced outside call that has no result yet
+    memo             TEXT,               -- the results of the finished steps, in order
+    intent           TEXT,               -- the announced external call that has no result yet
     response_status  INTEGER,
     response_headers TEXT,
-    response_body    BLOB,              -- bytes, a replay is byte for byte; NULL with a status is a tombstone
+    response_body    BLOB,               -- bytes, for an exact replay; NULL with a status is a tombstone
     response_schema  INTEGER,
     last_error       TEXT,
     reconcile_after  INTEGER,

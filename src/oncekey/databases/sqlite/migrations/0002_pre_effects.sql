@@ -1,34 +1,34 @@
--- What a crash must not lose: the request of a phased handler, and the outbox.
--- SQLite cannot change a constraint, so the table is made anew: an attempt that a stop interrupted is given back, and
--- the first one may then count as none.
+-- For recovery from crashes: the stored request of PHASED handlers, and the outbox.
+-- An attempt that a shutdown interrupts is not counted, so `attempts` may be 0. SQLite cannot change a constraint, so
+-- the table is recreated.
 CREATE TABLE oncekey_record_2 (
-    scope            TEXT     NOT NULL,  -- who: namespace and tenant, in one injective text
-    key              TEXT     NOT NULL,  -- the client's key, opaque, byte-exact
-    incarnation      TEXT     NOT NULL,  -- this life of the key; everything that hangs on a record hangs on it
-    operation        TEXT     NOT NULL,  -- the enrolled handler
-    effects          TEXT     NOT NULL,  -- what a crash means is stored with the claim, so a deploy cannot change it
+    scope            TEXT     NOT NULL,  -- the caller's namespace and tenant, in an unambiguous encoding
+    key              TEXT     NOT NULL,  -- the client's key, byte for byte; it is never interpreted
+    incarnation      TEXT     NOT NULL,  -- identifies one life of the key; other tables refer to a record by it
+    operation        TEXT     NOT NULL,  -- the name of the protected handler
+    effects          TEXT     NOT NULL,  -- stored with the claim: a deployment cannot change what a crash means
     recovery         TEXT     NOT NULL,
     method           TEXT     NOT NULL,
     path             TEXT     NOT NULL,
-    fingerprint      TEXT     NOT NULL,  -- of the request, with its algorithm's version; compared before anything else
-    seed             BLOB     NOT NULL,  -- downstream keys are derived from it, over attempts and take-overs
+    fingerprint      TEXT     NOT NULL,  -- hash of the request, with the algorithm's version; it is compared first
+    seed             BLOB     NOT NULL,  -- source of the downstream keys; the same for all attempts and owners
     state            TEXT     NOT NULL,
     outcome          TEXT,
     entered          INTEGER  NOT NULL,
-    fence            INTEGER  NOT NULL,  -- up with each new owner; owners prove incarnation and fence
-    version          INTEGER  NOT NULL,  -- up with each write; strangers prove incarnation and version
+    fence            INTEGER  NOT NULL,  -- raised by each new owner; the owner's writes must match incarnation and fence
+    version          INTEGER  NOT NULL,  -- raised by each write; writes of others must match incarnation and version
     owner            TEXT,
     lease_until      INTEGER,
-    deadline         INTEGER  NOT NULL,  -- the heartbeat stops here
+    deadline         INTEGER  NOT NULL,  -- the owner does not renew its lease beyond this instant
     call_timeout     INTEGER  NOT NULL,
     ttl              INTEGER  NOT NULL,
     attempts         INTEGER  NOT NULL,
     recovery_point   TEXT     NOT NULL,
-    memo             TEXT,               -- finished phases, in order
-    intent           TEXT,               -- the announced outside call that has no result yet
+    memo             TEXT,               -- the results of the finished steps, in order
+    intent           TEXT,               -- the announced external call that has no result yet
     response_status  INTEGER,
     response_headers TEXT,
-    response_body    BLOB,              -- bytes, a replay is byte for byte; NULL with a status is a tombstone
+    response_body    BLOB,               -- bytes, for an exact replay; NULL with a status is a tombstone
     response_schema  INTEGER,
     last_error       TEXT,
     reconcile_after  INTEGER,
@@ -37,7 +37,7 @@ CREATE TABLE oncekey_record_2 (
     last_run_at      INTEGER  NOT NULL,
     finished_at      INTEGER,
     expires_at       INTEGER  NOT NULL,
-    request          BLOB,              -- as a completer repeats it; gone with the settlement
+    request          BLOB,               -- the stored request, for the completer; NULL after the settlement
     PRIMARY KEY (scope, key),
     CONSTRAINT effects_known CHECK (effects IN ('local', 'phased', 'outbox', 'inline')),
     CONSTRAINT recovery_known CHECK (recovery IN ('retry', 'resume', 'unknown', 'fail')),
@@ -71,47 +71,47 @@ FROM oncekey_record;
 DROP TABLE oncekey_record;
 ALTER TABLE oncekey_record_2 RENAME TO oncekey_record;
 
--- Where a completer looks.
+-- Finds the records that the completer may resume.
 CREATE INDEX oncekey_record_resumable ON oncekey_record (created_at)
     WHERE effects = 'phased' AND state IN ('in_progress', 'failed_retryable');
 
--- The outbox. The first five columns are those that Debezium's outbox router reads by default.
+-- The outbox. Debezium's outbox router reads the first five columns by default.
 CREATE TABLE oncekey_outbox (
     id             TEXT     NOT NULL UNIQUE,
-    aggregatetype  TEXT     NOT NULL,  -- the topic: Debezium routes by it
-    aggregateid    TEXT     NOT NULL,  -- what is ordered by, else the record's incarnation: Debezium's message key
-    type           TEXT     NOT NULL,  -- the topic once more, as the event's type
+    aggregatetype  TEXT     NOT NULL,  -- the topic; Debezium routes by it
+    aggregateid    TEXT     NOT NULL,  -- order_by, or else the record's incarnation; Debezium's message key
+    type           TEXT     NOT NULL,  -- the topic again, as the type of the event
     payload        TEXT     NOT NULL,  -- JSON
     kind           TEXT     NOT NULL,
     scope          TEXT     NOT NULL,
     key            TEXT     NOT NULL,
-    incarnation    TEXT     NOT NULL,  -- the life of the key that the parcel belongs to
-    downstream_key TEXT     NOT NULL,  -- for the receiver to recognise a repetition by
-    position       INTEGER  NOT NULL,  -- among the parcels of one transaction
+    incarnation    TEXT     NOT NULL,  -- of the record that the parcel belongs to
+    downstream_key TEXT     NOT NULL,  -- the receiver recognises a repeated delivery by it
+    position       INTEGER  NOT NULL,  -- the order among the parcels of one transaction
     order_by       TEXT,
     state          TEXT     NOT NULL,
     attempts       INTEGER  NOT NULL,
-    fence          INTEGER  NOT NULL,  -- up with each claim; a worker proves it
+    fence          INTEGER  NOT NULL,  -- raised by each claim; a worker's write must match it
     owner          TEXT,
     lease_until    INTEGER,
-    due_at         INTEGER  NOT NULL,  -- when somebody may take it next; while it is held, the end of its lease
+    due_at         INTEGER  NOT NULL,  -- when a worker may claim it next; while it is held, the end of its lease
     created_at     INTEGER  NOT NULL,
     first_error    TEXT,
     last_error     TEXT,
-    place          INTEGER  NOT NULL PRIMARY KEY,  -- in the line of those with the same order_by
+    place          INTEGER  NOT NULL PRIMARY KEY,  -- the order among parcels with the same order_by
     CONSTRAINT kind_known CHECK (kind IN ('defer', 'emit')),
     CONSTRAINT state_known CHECK (state IN ('ready', 'held')),
     CONSTRAINT held_has_lease CHECK ((state = 'held') = (owner IS NOT NULL AND lease_until IS NOT NULL))
 ) STRICT;
 
--- What is due next, ready or with a lease that ran out.
+-- Finds due parcels: ready ones, and held ones whose lease has expired.
 CREATE INDEX oncekey_outbox_due ON oncekey_outbox (due_at, place);
--- Who is first of those that keep an order.
+-- Finds the first of the parcels with the same order_by.
 CREATE INDEX oncekey_outbox_order ON oncekey_outbox (order_by, place) WHERE order_by IS NOT NULL;
--- The parcel of a record.
+-- Finds the parcels of a record.
 CREATE INDEX oncekey_outbox_incarnation ON oncekey_outbox (incarnation);
 
--- Parcels that were tried too often, or whose outcome nobody knows; with the first and the last error.
+-- Dead letters: parcels that failed too often, or whose outcome is unknown, with their first and last error.
 CREATE TABLE oncekey_dead_letter (
     id             TEXT     NOT NULL PRIMARY KEY,
     aggregatetype  TEXT     NOT NULL,

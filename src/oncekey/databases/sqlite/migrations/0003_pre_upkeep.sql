@@ -1,11 +1,11 @@
--- Where sweepers and reapers look, and what the audit keeps.
+-- Indexes for the sweeper (records in progress) and the reaper (expiring and expired records), and the audit.
 CREATE INDEX oncekey_record_running ON oncekey_record (created_at, scope, key) WHERE state = 'in_progress';
 CREATE INDEX oncekey_record_expiring ON oncekey_record (expires_at, scope, key)
     WHERE state IN ('completed', 'failed_retryable', 'pending');
 CREATE INDEX oncekey_record_expired ON oncekey_record (expires_at, scope, key) WHERE state = 'expired';
 
--- Every move of a record that its own request did not make: only added to, and forgotten after a time of its own.
--- Lines are about an incarnation, so they outlive its record. The key is kept as its digest only.
+-- The audit: changes to records that their own request did not make. Lines are only added, and have a separate retention
+-- time. They refer to an incarnation, so they outlive its record, and contain a digest of the key, not the key.
 CREATE TABLE oncekey_audit (
     id          INTEGER  NOT NULL PRIMARY KEY AUTOINCREMENT,
     at          INTEGER  NOT NULL,
@@ -14,11 +14,11 @@ CREATE TABLE oncekey_audit (
     incarnation TEXT     NOT NULL,
     operation   TEXT     NOT NULL,
     fence       INTEGER  NOT NULL,
-    source      TEXT,              -- NULL is "no row"
-    target      TEXT,              -- NULL is "no row"
+    source      TEXT,              -- the state before; NULL: no record
+    target      TEXT,              -- the state after; NULL: no record
     trigger     TEXT     NOT NULL,
-    actor       TEXT     NOT NULL,  -- which part was played
-    who         TEXT     NOT NULL,  -- by which process or person
+    actor       TEXT     NOT NULL,  -- the role, such as sweeper or operator
+    who         TEXT     NOT NULL,  -- the process or person in this role
     why         TEXT     NOT NULL
 ) STRICT;
 CREATE INDEX oncekey_audit_key ON oncekey_audit (scope, key_digest, id);

@@ -1,13 +1,13 @@
--- What is needed to settle what nobody knows: where to look for it, which calls were announced, and what was heard of them.
+-- For unknown outcomes: the index that finds their records, the announced calls, and the evidence about calls.
 CREATE INDEX oncekey_record_unknown ON oncekey_record (reconcile_after, scope, key) WHERE state = 'unknown';
 
--- Every call that was announced, by the name that the provider knows it by. It outlives its record, so that the
--- provider's books can be compared with ours.
+-- All announced calls, each with the downstream key that the provider receives.
+-- A row outlives its record, so that the provider's ledger can be compared with the calls.
 CREATE TABLE oncekey_call (
-    incarnation    TEXT     NOT NULL,  -- the life of the key that made it
+    incarnation    TEXT     NOT NULL,  -- of the record that made the call
     phase          TEXT     NOT NULL,
     downstream_key TEXT     NOT NULL,
-    provider_id    TEXT,               -- the provider's own name for it, once somebody told us
+    provider_id    TEXT,               -- the provider's id of the call; NULL until it is reported
     scope          TEXT     NOT NULL,
     key            TEXT     NOT NULL,
     operation      TEXT     NOT NULL,
@@ -18,7 +18,7 @@ CREATE INDEX oncekey_call_downstream_key ON oncekey_call (downstream_key);
 CREATE INDEX oncekey_call_provider_id ON oncekey_call (provider_id) WHERE provider_id IS NOT NULL;
 CREATE INDEX oncekey_call_at ON oncekey_call (at, incarnation, phase);
 
--- Written with the announcement itself: SQLite has no statement that writes to two tables.
+-- Inserts a call when it is announced, because one statement of SQLite cannot write to two tables.
 CREATE TRIGGER oncekey_call_announced AFTER UPDATE OF intent ON oncekey_record
 WHEN OLD.intent IS NULL AND NEW.intent IS NOT NULL
 BEGIN
@@ -28,13 +28,13 @@ BEGIN
     ON CONFLICT DO NOTHING;
 END;
 
--- What was heard about calls, from whom and when: only added to, and needing no proof, because it moves nothing by itself.
--- The verdict is written once, when what became of the call is known.
+-- Evidence: reports about calls, with their source and time. Rows are only added. Adding one requires no fence or version,
+-- because it does not change a record. The verdict is written once, when the outcome of the call is determined.
 CREATE TABLE oncekey_evidence (
     id             INTEGER  NOT NULL PRIMARY KEY AUTOINCREMENT,
     at             INTEGER  NOT NULL,
     source         TEXT     NOT NULL,
-    event_id       TEXT     NOT NULL,  -- by which a repetition is recognised
+    event_id       TEXT     NOT NULL,  -- identifies repeated reports of a source
     downstream_key TEXT,
     provider_id    TEXT,
     said           TEXT     NOT NULL,  -- JSON

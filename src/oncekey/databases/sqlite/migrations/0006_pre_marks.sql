@@ -1,1 +1,1 @@
--- Nothing to do here: on SQLite a request in progress has a row, which says whose it is. The number is PostgreSQL's.
+-- No statements: on SQLite a request in progress has a row, which identifies it. Only PostgreSQL needs this migration.

@@ -1,1 +1,1 @@
--- SQLite keeps its row whole: a split gains nothing there, see ADR 0031.
+-- No statements: on SQLite a record stays one row, because two would save nothing (ADR 0031).

@@ -1,1 +1,1 @@
--- Nothing to do here: SQLite is in the same process, so there is no message to save. The number is PostgreSQL's.
+-- No statements: SQLite runs in the process, so it has no messages to save. Only PostgreSQL needs this migration.
