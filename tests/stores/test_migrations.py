@@ -11,6 +11,7 @@ from contextlib import closing
 
 import pytest
 
+from oncekey import wire
 from oncekey.core.errors import SchemaError, StoreError
 from oncekey.core.flow import drive
 from oncekey.core.migrations import Migration, MigrationPhase, MigrationState
@@ -117,6 +118,7 @@ def test_incremental_and_full_migration_give_the_same_schema(driver, path, tmp_p
 
 def test_a_migration_that_fails_leaves_nothing_behind(driver, path):
     broken = extended(("pre", "CREATE TABLE oncekey_more (a INTEGER); INSERT INTO nowhere VALUES (1);"))
+    drive(migrating.up(sqlite.tables()), driver.run)
 
     with pytest.raises(StoreError):
         drive(migrating.up(broken), driver.run)
@@ -273,6 +275,35 @@ def test_recreated_table_keeps_its_constraints(driver, path):  # R56
 
     assert len(before) == 10
     assert {name for name in before | after if before.get(name) != after.get(name)} == {"counts_up"}
+
+
+@pytest.mark.parametrize("server", ["sqlite", "postgres_dsn", "mariadb_url", "mysql_url"])
+def test_new_store_is_never_taken_for_one_of_an_older_version(server, request, path):
+    """At a first start several processes create the tables; one that sees half of them would run no `post`."""
+    url = f"sqlite:///{path}" if server == "sqlite" else request.getfixturevalue(server)
+    first, second = wire.connect(url), wire.connect(url)
+    meanwhile = []
+
+    def run(transaction):
+        result = first.driver.run(transaction)
+        meanwhile.append(drive(migrating.at_start(second.store.schema), second.driver.run))
+        second.check()
+        return result
+
+    try:
+        assert drive(migrating.at_start(first.store.schema), run) == first.store.schema.migrations
+        assert meanwhile == [()]
+        first.check()
+    finally:
+        first.close()
+        second.close()
+
+
+def test_new_store_is_complete_or_empty_after_a_failure(driver, path):
+    with pytest.raises(StoreError):
+        drive(migrating.up(extended(("pre", "INSERT INTO nowhere VALUES (1);"))), driver.run)
+
+    assert look(path) == []
 
 
 UP = """

@@ -91,6 +91,7 @@ def test_a_migration_that_fails_leaves_nothing_behind(engine, postgres_dsn):
     text = "CREATE TABLE oncekey.more (a int); INSERT INTO oncekey.nowhere VALUES (1);"
     broken = Migration.read(f"{len(known) + 1:04}_pre_broken.sql", text)
     schema = SqlSchema("oncekey.databases.postgres", Dialect.POSTGRES, migrations=(*known, broken))
+    engine.migrate()
 
     with pytest.raises(StoreError):
         drive(migrating.up(schema), engine.driver.run)

@@ -195,7 +195,7 @@ def up(
         typer.Option(help="`pre`: stop before the first migration that is incompatible with older code."),
     ] = None,
 ) -> None:
-    """Run the pending migrations, each in its own transaction."""
+    """Run the pending migrations, each in its own transaction; all in one, if the store is new."""
     if phase is MigrationPhase.POST:
         raise ConfigurationError("`post` migrations build on `pre` ones: pass --phase pre, or omit it to run all")
     asyncio.run(_up(options.store_named(store, app), phase))
@@ -219,11 +219,12 @@ async def _status(url: str) -> tuple[MigrationStatus, ...]:
 async def _up(url: str, phase: MigrationPhase | None) -> None:
     async with _engine(url) as engine:
         schema = engine.store.schema
-        pending = await adrive(migrating.plan(schema, only=phase), engine.driver.run)
-        for migration in pending:
-            ran = await adrive(schema.migrate(migration), engine.driver.run)
-            typer.echo(f"{'applied' if ran else 'existed:'} {migration.label}.sql")
-        if not pending:
+        plan = await adrive(migrating.plan(schema, only=phase), engine.driver.run)
+        for together in plan:
+            ran = await adrive(schema.migrate(*together), engine.driver.run)
+            for migration in together:
+                typer.echo(f"{'applied' if migration in ran else 'existed:'} {migration.label}.sql")
+        if not plan:
             typer.echo("nothing to do")
 
 

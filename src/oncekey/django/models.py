@@ -61,8 +61,7 @@ def _make(_: Any, schema_editor: Any, *, upto: Mapping[str, int]) -> None:  # no
     if kept is None or connection.alias != kept.alias:
         return
     schema, within = _TABLES[connection.vendor](), Within(partial(execute, connection, Mode.ATOMIC))
-    for migration in schema.migrations[: upto[connection.vendor]]:
-        drive(schema.migrate(migration), within.run)
+    drive(schema.migrate(*schema.migrations[: upto[connection.vendor]]), within.run)
 
 
 ALIAS, TABLE = records()

@@ -34,21 +34,24 @@ def status(schema: Schema) -> Flow[tuple[MigrationStatus, ...]]:
     return migrations.status(schema.migrations, (yield from schema.applied()))
 
 
-def plan(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
-    """The migrations that `up` would run, in order."""
+def plan(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[tuple[Migration, ...], ...]]:
+    """The transactions of `up`, in order, each with its migrations.
+
+    A new store is created in one. A process that starts meanwhile would take a part for an older version's store.
+    """
     applied = yield from schema.applied()
     wrong = migrations.changed(schema.migrations, applied)
     if wrong is not None:
         raise SchemaError(wrong)
-    return migrations.plan(schema.migrations, applied, only=only)
+    pending = migrations.plan(schema.migrations, applied, only=only)
+    return tuple((one,) for one in pending) if applied or not pending else (pending,)
 
 
 def up(schema: Schema, *, only: MigrationPhase | None = None) -> Flow[tuple[Migration, ...]]:
     """Run the missing migrations; the result omits those that another process ran meanwhile."""
     done: tuple[Migration, ...] = ()
-    for migration in (yield from plan(schema, only=only)):
-        ran = yield from schema.migrate(migration)
-        done += (migration,) if ran else ()
+    for together in (yield from plan(schema, only=only)):
+        done += yield from schema.migrate(*together)
     return done
 
 

@@ -276,8 +276,8 @@ class Schema(Protocol):
     def applied(self) -> Flow[tuple[Applied, ...]]:
         """The migrations that the store has."""
 
-    def migrate(self, migration: Migration) -> Flow[bool]:
-        """Run one migration and record it, in one transaction; False if it was already applied."""
+    def migrate(self, *migrations: Migration) -> Flow[tuple[Migration, ...]]:
+        """Run migrations and record them, in one transaction; the result omits those that were already applied."""
 
 
 class Store(Records, Inspect, Recalls, Protocol):

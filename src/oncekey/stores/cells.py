@@ -141,14 +141,14 @@ class DynamoSchema:
             raise SchemaError(NOT_OURS.format(table=rows[0]["table"]))
         return (Applied(TABLE.number, TABLE.phase, TABLE.name, TABLE.checksum),)
 
-    def migrate(self, migration: Migration) -> Flow[bool]:
-        """Create the table and let its items expire; False if it already existed."""
+    def migrate(self, *migrations: Migration) -> Flow[tuple[Migration, ...]]:
+        """Create the table and let its items expire; the result is empty if it already existed."""
 
-        def body() -> Body[bool]:
+        def body() -> Body[tuple[Migration, ...]]:
             rows = yield Statement("migrate", _MAKE)
-            return bool(rows[0]["made"])
+            return migrations if rows[0]["made"] else ()
 
-        assert migration == TABLE
+        assert migrations == (TABLE,)
         return (yield from execute_until_acknowledged(Transaction("migrate", Mode.SINGLE, body)))
 
 

@@ -82,10 +82,10 @@ class NoSchema:
         yield from ()
         return ()
 
-    def migrate(self, migration: Migration) -> Flow[bool]:
+    def migrate(self, *migrations: Migration) -> Flow[tuple[Migration, ...]]:
         """Raise: the store has no tables."""
         yield from ()
-        raise SchemaError(f"this store has no tables to run {migration.label} on")
+        raise SchemaError(f"this store has no tables to run {migrations[0].label} on")
 
 
 def found(cell: Cell | None, now: Instant) -> Cell:

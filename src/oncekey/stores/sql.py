@@ -105,10 +105,9 @@ class SqlSchema:
         except SchemaError:
             return ()
 
-    def migrate(self, migration: Migration) -> Flow[bool]:
-        return (
-            yield from execute_until_acknowledged(Transaction("migrate", Mode.ATOMIC, lambda: self._migrate(migration)))
-        )
+    def migrate(self, *migrations: Migration) -> Flow[tuple[Migration, ...]]:
+        transaction = Transaction("migrate", Mode.ATOMIC, lambda: self._migrate(migrations))
+        return (yield from execute_until_acknowledged(transaction))
 
     def script(self) -> str:
         """All migrations as text, for operators who run them with other tools."""
@@ -122,25 +121,26 @@ class SqlSchema:
         rows = yield Statement("migrations", self._ledger["applied"])
         return tuple(_applied_of(row) for row in rows)
 
-    def _migrate(self, migration: Migration) -> Body[bool]:
+    def _migrate(self, migrations: tuple[Migration, ...]) -> Body[tuple[Migration, ...]]:
         if "lock" in self._ledger:
             yield Statement("migration_lock", self._ledger["lock"])
-        ran = yield from self._alone(migration)
+        ran = yield from self._alone(migrations)
         if "unlock" in self._ledger:
             yield Statement("migration_unlock", self._ledger["unlock"])
         return ran
 
-    def _alone(self, migration: Migration) -> Body[bool]:
+    def _alone(self, migrations: tuple[Migration, ...]) -> Body[tuple[Migration, ...]]:
         yield from self._execute("migration_table", self._ledger["table"])
         there = yield from self._applied()
-        wrong = changed((migration,), there)
+        wrong = changed(migrations, there)
         if wrong is not None:
             raise SchemaError(wrong)
-        if any(one.number == migration.number for one in there):
-            return False
-        yield from self._execute(migration.label, migration.text)
-        yield Statement("migration_record", self._ledger["record"], line_of(migration))
-        return True
+        applied = {one.number for one in there}
+        missing = tuple(one for one in migrations if one.number not in applied)
+        for migration in missing:
+            yield from self._execute(migration.label, migration.text)
+            yield Statement("migration_record", self._ledger["record"], line_of(migration))
+        return missing
 
     def _execute(self, name: str, text: str) -> Body[None]:
         for statement in split(text, self._dialect):

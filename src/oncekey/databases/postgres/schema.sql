@@ -375,7 +375,7 @@ CREATE OR REPLACE FUNCTION oncekey.lock_request_2(lock bigint, family integer, m
  RETURNS record
  LANGUAGE plpgsql
 AS $function$
--- The collation is said, because what convert_from returns has C's, and an index of the default one does not serve that.
+-- The queries name the collation: convert_from returns text with collation C, which an index with the default cannot serve.
 DECLARE
     marked boolean;
     set_to text;
@@ -389,7 +389,7 @@ BEGIN
     IF current_setting('synchronous_commit') NOT IN ('on', 'remote_apply') THEN
         set_to := set_config('synchronous_commit', 'on', true);
     END IF;
-    -- A client that falls silent in the middle of a message is neither idle nor executing: only this ends it.
+    -- If a client stops within a message, its session is neither idle nor executing: only this time-out ends it.
     IF current_setting('server_version_num')::integer >= 170000 THEN
         set_to := set_config('transaction_timeout', deadline_ms::text, true);
     END IF;
@@ -400,7 +400,7 @@ BEGIN
     END IF;
     other := false;
     begun := lock;
-    -- What is asked for most is a key without a record, or an answer: neither has anything beside it that counts.
+    -- Most requests find no record or a completed one, and need none of the last five columns.
     SELECT record.scope, record.key, record.incarnation, record.operation, record.effects, record.recovery, record.method,
            record.path, record.fingerprint, record.seed, record.state, record.outcome, record.entered, record.fence,
            record.version, record.owner, record.lease_until, record.deadline, record.call_timeout, record.ttl,
