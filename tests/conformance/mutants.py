@@ -63,7 +63,7 @@ KILLS: dict[Bug, tuple[str, ...]] = {
     Bug.FINGERPRINT_SHOWN: ("leaks.fingerprint",),
     Bug.COOKIE_REPLAYED: ("leaks.cookie",),
     Bug.REFLECTS_KEY: ("leaks.reflection",),
-    Bug.ONE_CODE: ("leaks.told-apart",),
+    Bug.ONE_CODE: ("leaks.distinguished",),
     Bug.GET_REPLAYS: ("others.get",),
     Bug.UNDESCRIBED: ("others.described",),
     Bug.RUNS_AGAIN: (
@@ -222,7 +222,7 @@ REACHED: dict[str, tuple[str, ...]] = {
     "stores its keys in memory, and is killed": ("crashes.remembered", "crashes.one-effect"),
     "stores its locks in the store, and is killed": ("crashes.answered",),
     "executes while its key store is down": ("outages.closed", "outages.recovered"),
-    "returns 500 without Retry-After while its key store is down": ("outages.told",),
+    "returns 500 without Retry-After while its key store is down": ("outages.reported",),
     "has a store that is empty after an outage": ("outages.remembered",),
     "evaluates a declined request again for every retry": ("finals.declined",),
     "does not store large responses, and executes their retries": ("finals.large",),

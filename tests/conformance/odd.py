@@ -52,7 +52,7 @@ UNDECIDED: dict[Way, tuple[str, ...]] = {
     Way.NO_SLOW_BODIES: ("hang-ups.slowly",),
     Way.UUIDS: ("keys.longest", "keys.case"),
     Way.UUIDS_422: ("keys.longest", "keys.case"),
-    Way.OPTIONAL: ("keys.explained", "keys.empty", "leaks.told-apart"),
+    Way.OPTIONAL: ("keys.explained", "keys.empty", "leaks.distinguished"),
     Way.LOSERS_500: ("races.retry-after",),
     Way.NO_REPLAY: (
         "replays.bytes",

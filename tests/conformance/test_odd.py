@@ -366,7 +366,7 @@ def test_every_effect_or_replay_clause_requires_sight() -> None:
         # These are judged by a status, or have a control of their own.
         "crashes.answered",
         "outages.closed",
-        "outages.told",
+        "outages.reported",
         "finals.declined",
     }
 

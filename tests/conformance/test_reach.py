@@ -285,8 +285,8 @@ def test_shop_that_loses_keys_in_a_store_outage_is_found() -> None:
             return 500, b"{}"
 
         with _outage(shop, flaky, flaky.start, answer=answer) as target:
-            report = _check(replace(target, patience=SHORT), "outages.told", "outages.recovered")
-        assert set(_told(report)) == {"outages.told", "outages.recovered"}
+            report = _check(replace(target, patience=SHORT), "outages.reported", "outages.recovered")
+        assert set(_told(report)) == {"outages.reported", "outages.recovered"}
         with _outage(shop, flaky, flaky.start_empty) as target:
             report = _check(target, "outages.remembered")
     assert _told(report) == {

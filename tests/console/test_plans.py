@@ -63,8 +63,8 @@ WANTED = {
     "tally": ({"most": MOST}, {"record_waiting", "record_running", "outbox_due"}),
     "ended": ({"limit": 2000}, {"record_expiring", "record_waiting"}),
     "calls_of_record": ({"incarnation": INCARNATION, "limit": 9}, {"call_pkey"}),
-    "heard_of_key": ({"downstream_key": "dk", "limit": 9}, {"evidence_open_key", "evidence_judged_key"}),
-    "heard_of_provider": ({"provider_id": "ch", "limit": 9}, {"evidence_open_provider", "evidence_judged_provider"}),
+    "evidence_of_key": ({"downstream_key": "dk", "limit": 9}, {"evidence_open_key", "evidence_judged_key"}),
+    "evidence_of_provider": ({"provider_id": "ch", "limit": 9}, {"evidence_open_provider", "evidence_judged_provider"}),
     "parcels_in_full": ({"incarnation": INCARNATION, "limit": 9}, {"outbox_incarnation"}),
     "latest_notes": ({"before": 2**62, "actor": None, "limit": 51, "looked": LOOKED}, {"audit_pkey"}),
     "notes_edge": ({"before": 2**62, "looked": LOOKED, "skipped": LOOKED - 1}, {"audit_pkey"}),
@@ -150,6 +150,6 @@ def test_sqlite_uses_the_index(tmp_path, name):
     for index in indexes:
         assert known.get(index, f"oncekey_{index}") in plan, plan
     # A table is called by its alias; "SCAN ... USING INDEX" goes along an index from its end.
-    tables = {"entry", "record", "one", "parcel", "letter", "line", "call", "heard", "judged"}
+    tables = {"entry", "record", "one", "parcel", "letter", "line", "call", "open", "judged"}
     words = [line.split() for line in plan.splitlines() if line.startswith("SCAN ")]
     assert [line for line in words if line[1] in tables and len(line) == 2] == [], plan

@@ -43,7 +43,7 @@ UNMUTATED: Final[Mapping[str, str]] = {
         f"{name}: record.state IN ('completed', 'failed_retryable', 'pending')": _INDEX
         for name in ("purge_expired", "mark_expired")
     },
-    **{f"keys_named: {half}.verdict IS {what}": _HALVES for half, what in (("heard", "NULL"), ("judged", "NOT NULL"))},
+    **{f"keys_named: {half}.verdict IS {what}": _HALVES for half, what in (("open", "NULL"), ("judged", "NOT NULL"))},
     "held: locktype = 'advisory'": "no other lock has all of the numbers that are compared beside it",
     "lock_holder(): locktype = 'advisory'": "no other lock has all of the numbers that are compared beside it",
     "held: granted": "who waits for a lock waits for a holder of it",

@@ -346,7 +346,7 @@ def the_retry_of_a_lost_answer_is_executed(shop: Client) -> bool:
 # Refusals and descriptions
 
 
-@shows("leaks.told-apart")
+@shows("leaks.distinguished")
 def a_refusal_has_neither_type_nor_code(shop: Client) -> bool:
     key = fresh()
     shop.order(key)

@@ -142,8 +142,8 @@ class SurveyStore:
             found: dict[int, Evidence] = {}
             content = self._statements.content
             for name, column, names in (
-                ("heard_of_key", "downstream_key", downstream_keys),
-                ("heard_of_provider", "provider_id", provider_ids),
+                ("evidence_of_key", "downstream_key", downstream_keys),
+                ("evidence_of_provider", "provider_id", provider_ids),
             ):
                 for one in names:
                     rows = yield self._statements.statement(name, {column: one, "limit": _MANY})
@@ -155,7 +155,7 @@ class SurveyStore:
                     }
             return tuple(found[number] for number in sorted(found))
 
-        return (yield from execute(Transaction("heard", Mode.READ, body)))
+        return (yield from execute(Transaction("evidence", Mode.READ, body)))
 
     def parcels(self, incarnation: UUID) -> Flow[tuple[ParcelView, ...]]:
         rows = yield from self._statements.read("parcels_in_full", {"incarnation": str(incarnation), "limit": _MANY})

@@ -35,7 +35,7 @@ ABOUT_HEADERS: Final = frozenset(
 ) | {"keys.echoed", "keys.status"}
 """Clauses that do not apply if the key is not in a header."""
 
-NOT_IN_PATH: Final = frozenset({"keys.missing", "keys.explained", "keys.empty", "leaks.told-apart"}) | frozenset(
+NOT_IN_PATH: Final = frozenset({"keys.missing", "keys.explained", "keys.empty", "leaks.distinguished"}) | frozenset(
     f"others.{name}" for name in ("get", "get-current", "get-takes-no-key", "described")
 )
 """Clauses that do not apply if the key is part of the path: without the key, the path names another resource."""
@@ -208,7 +208,7 @@ REFERENCES: Final[Mapping[str, tuple[Reference, ...]]] = {
     "leaks.fingerprint": (_SECURITY, _EXPOSED),
     "leaks.cookie": (_SECURITY, _rfc(6265, "8.4", "session identifiers")),
     "leaks.reflection": (_SECURITY, _SCRIPTS),
-    "leaks.told-apart": (_PROBLEMS,),
+    "leaks.distinguished": (_PROBLEMS,),
     "others.get": (_rfc(9110, "9.2.1", "safe methods"),),
     "others.get-current": (_rfc(9110, "9.2.1", "safe methods"),),
     "others.get-takes-no-key": (_rfc(9110, "9.2.1", "safe methods"), _UNIQUE),
@@ -223,7 +223,7 @@ REFERENCES: Final[Mapping[str, tuple[Reference, ...]]] = {
     "crashes.one-effect": (_RETRIES, _PHASES),
     "crashes.answered": (_ENFORCED, _PHASES),
     "outages.closed": (_UNAVAILABLE, _PHASES),
-    "outages.told": (_UNAVAILABLE, _RETRY_AFTER),
+    "outages.reported": (_UNAVAILABLE, _RETRY_AFTER),
     "outages.recovered": (_ENFORCED, _RETRY_AFTER),
     "outages.remembered": (_ENFORCED, _PHASES),
 }

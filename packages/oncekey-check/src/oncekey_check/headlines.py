@@ -233,7 +233,7 @@ HEADLINES: Final[Mapping[str, Headline]] = {
     "leaks.fingerprint": Headline(Harm.LEAKED, "A refusal contains a hash that allows guessing the first body"),
     "leaks.cookie": Headline(Harm.LEAKED, "A retry received the cookie of the first response"),
     "leaks.reflection": Headline(Harm.LEAKED, "A key that contains a script was returned in a page that would run it"),
-    "leaks.told-apart": Headline(Harm.UNTOLD, "Clients cannot tell the kinds of refusals apart"),
+    "leaks.distinguished": Headline(Harm.UNTOLD, "Clients cannot tell the kinds of refusals apart"),
     "others.get": Headline(Harm.WRONG, "GET with a used key did not return the current state"),
     "others.get-current": Headline(Harm.WRONG, "GET with a key returned an old response"),
     "others.get-takes-no-key": Headline(
@@ -280,7 +280,7 @@ HEADLINES: Final[Mapping[str, Headline]] = {
         Harm.UNPROTECTED,
         allowed=0,
     ),
-    "outages.told": Headline(Harm.UNTOLD, "Clients receive no Retry-After while the store is down"),
+    "outages.reported": Headline(Harm.UNTOLD, "Clients receive no Retry-After while the store is down"),
     "outages.recovered": Headline(
         Harm.LOST,
         "After an outage of the store the key cannot be used",
@@ -339,7 +339,7 @@ CAUSES: Final = (
         ("replays.one-effect", "replays.many"),
         (
             *("keys.*", "replays.*", "mismatches.*", "races.*", "hang-ups.*", "failures.*", "finals.*", "instances.*"),
-            *("leases.*", "crashes.*", "outages.*", "leaks.told-apart", "leaks.mismatch", "others.described"),
+            *("leases.*", "crashes.*", "outages.*", "leaks.distinguished", "leaks.mismatch", "others.described"),
         ),
         holds=_answers_differ,
     ),
@@ -355,10 +355,10 @@ CAUSES: Final = (
             *("mismatches.status", "mismatches.while-running", "mismatches.running-status", "mismatches.query"),
             *("mismatches.endpoint", "mismatches.method", "mismatches.every-member", "mismatches.types"),
             *("mismatches.large-integers", "mismatches.array-order", "mismatches.duplicate-names"),
-            *("mismatches.surrogates", "mismatches.depth", "replays.chunked-other", "leaks.told-apart"),
+            *("mismatches.surrogates", "mismatches.depth", "replays.chunked-other", "leaks.distinguished"),
         ),
     ),
-    Cause(("mismatches.status",), ("mismatches.while-running", "mismatches.running-status", "leaks.told-apart")),
+    Cause(("mismatches.status",), ("mismatches.while-running", "mismatches.running-status", "leaks.distinguished")),
     Cause(("mismatches.while-running",), ("mismatches.running-status",)),
     Cause(
         ("races.answered", "races.losers", "races.while-running"),
@@ -378,7 +378,7 @@ CAUSES: Final = (
     Cause(("hang-ups.body",), ("hang-ups.last-byte", "hang-ups.head")),
     Cause(("instances.replayed",), ("instances.race",)),
     Cause(("crashes.remembered",), ("crashes.*", "outages.remembered")),
-    Cause(("outages.closed",), ("outages.told", "outages.recovered")),
+    Cause(("outages.closed",), ("outages.reported", "outages.recovered")),
 )
 """From the most general cause to the most specific one."""
 

@@ -416,7 +416,7 @@ CLAUSES: Final = (
         judge=no_reflection,
     ),
     Clause(
-        id="leaks.told-apart",
+        id="leaks.distinguished",
         title="Each kind of refusal has its own type or code",
         why="The application's own refusals use the same statuses, so clients cannot tell them apart by status.",
         fix="Give each refusal its own problem type or error code.",

@@ -405,7 +405,7 @@ CLAUSES: Final = (
         judge=closed,
     ),
     Clause(
-        id="outages.told",
+        id="outages.reported",
         title="Clients receive 503 with Retry-After while the store is down",
         why="The client needs to know that nothing happened, and when to retry.",
         fix="Return 503 with Retry-After while the store is down.",

@@ -49,11 +49,11 @@ SELECT {now} AS now, parcel.* FROM oncekey_outbox AS parcel WHERE parcel.id = :i
 SELECT {now} AS now, record.{column} FROM oncekey_record AS record
 WHERE record.scope = :scope AND record.`key` = :key AND ROW_COUNT() > 0
 
--- part: told(column)
+-- part: written(column)
 ;
 SELECT :{column} AS {column} FROM DUAL WHERE ROW_COUNT() > 0
 
--- part: told_evidence
+-- part: written_evidence
 ;
 SELECT evidence.* FROM oncekey_evidence AS evidence
 WHERE evidence.source = :source AND evidence.event_id = :event_id AND ROW_COUNT() > 0

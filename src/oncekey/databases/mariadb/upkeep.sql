@@ -87,7 +87,7 @@ SELECT worker.seen_at FROM oncekey_worker AS worker WHERE worker.name = :name;
 -- name: leave
 -- Delete the row of a worker that stops.
 DELETE FROM oncekey_worker WHERE name = :name
-{told(name)};
+{written(name)};
 
 -- name: forget_workers
 -- Delete the rows of workers whose heartbeats ended long ago.

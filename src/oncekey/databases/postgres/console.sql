@@ -192,23 +192,23 @@ FROM (
 SELECT call.* FROM oncekey.call AS call WHERE call.incarnation = :incarnation::uuid ORDER BY call.at, call.phase
 LIMIT :limit::bigint;
 
--- name: heard_of_key
+-- name: evidence_of_key
 -- Read all evidence about a downstream key.
 -- Served by evidence_open_key and evidence_judged_key.
 SELECT evidence.*
 FROM (
-    SELECT heard.* FROM oncekey.evidence AS heard WHERE heard.verdict IS NULL AND heard.downstream_key = :downstream_key::text
+    SELECT open.* FROM oncekey.evidence AS open WHERE open.verdict IS NULL AND open.downstream_key = :downstream_key::text
     UNION ALL
     SELECT judged.* FROM oncekey.evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.downstream_key = :downstream_key::text
 ) AS evidence
 ORDER BY evidence.id LIMIT :limit::bigint;
 
--- name: heard_of_provider
+-- name: evidence_of_provider
 -- Read all evidence about a provider's id.
 -- Served by evidence_open_provider and evidence_judged_provider.
 SELECT evidence.*
 FROM (
-    SELECT heard.* FROM oncekey.evidence AS heard WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id::text
+    SELECT open.* FROM oncekey.evidence AS open WHERE open.verdict IS NULL AND open.provider_id = :provider_id::text
     UNION ALL
     SELECT judged.* FROM oncekey.evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id::text
 ) AS evidence

@@ -89,9 +89,9 @@ LIMIT 10;
 -- name: keys_named
 -- Read the downstream keys for which a source reported this provider's id, at most two.
 -- Served by evidence_open_provider and evidence_judged_provider. Two are enough to show that the id is ambiguous.
-SELECT heard.downstream_key FROM oncekey.evidence AS heard
-WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id::text AND heard.source = :source::text
-  AND heard.downstream_key IS NOT NULL
+SELECT open.downstream_key FROM oncekey.evidence AS open
+WHERE open.verdict IS NULL AND open.provider_id = :provider_id::text AND open.source = :source::text
+  AND open.downstream_key IS NOT NULL
 UNION
 SELECT judged.downstream_key FROM oncekey.evidence AS judged
 WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id::text AND judged.source = :source::text

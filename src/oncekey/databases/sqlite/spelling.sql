@@ -38,10 +38,10 @@ RETURNING {now} AS now, *
 -- part: given(column)
 RETURNING {now} AS now, {column}
 
--- part: told(column)
+-- part: written(column)
 RETURNING {column}
 
--- part: told_evidence
+-- part: written_evidence
 RETURNING *
 
 -- part: removed(condition)

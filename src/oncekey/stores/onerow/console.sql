@@ -197,23 +197,23 @@ FROM (
 SELECT called.* FROM oncekey_call AS called WHERE called.incarnation = :incarnation ORDER BY called.at, called.phase
 LIMIT :limit;
 
--- name: heard_of_key
+-- name: evidence_of_key
 -- Read all evidence about a downstream key.
 -- Served by oncekey_evidence_open_key and oncekey_evidence_judged_key.
 SELECT evidence.*
 FROM (
-    SELECT heard.* FROM oncekey_evidence AS heard WHERE heard.verdict IS NULL AND heard.downstream_key = :downstream_key
+    SELECT open.* FROM oncekey_evidence AS open WHERE open.verdict IS NULL AND open.downstream_key = :downstream_key
     UNION ALL
     SELECT judged.* FROM oncekey_evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.downstream_key = :downstream_key
 ) AS evidence
 ORDER BY evidence.id LIMIT :limit;
 
--- name: heard_of_provider
+-- name: evidence_of_provider
 -- Read all evidence about a provider's id.
 -- Served by oncekey_evidence_open_provider and oncekey_evidence_judged_provider.
 SELECT evidence.*
 FROM (
-    SELECT heard.* FROM oncekey_evidence AS heard WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id
+    SELECT open.* FROM oncekey_evidence AS open WHERE open.verdict IS NULL AND open.provider_id = :provider_id
     UNION ALL
     SELECT judged.* FROM oncekey_evidence AS judged WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id
 ) AS evidence

@@ -30,13 +30,13 @@ SELECT id, aggregatetype, aggregateid, type, payload, kind, scope, `key`, incarn
        {now}
 FROM oncekey_outbox
 WHERE id = :id AND fence = :parcel_fence AND state = 'held'
-{told(id)};
+{written(id)};
 
 -- name: drop_parcel
 -- Delete a parcel from the outbox.
 DELETE FROM oncekey_outbox
 WHERE id = :id AND fence = :parcel_fence AND state = 'held'
-{told(id)};
+{written(id)};
 
 -- name: hold_record
 -- Lock one record and read it.
@@ -121,12 +121,12 @@ SELECT id, aggregatetype, aggregateid, type, payload, kind, scope, `key`, incarn
        'ready', :attempts, fence, {now},
        created_at, first_error, last_error
 FROM oncekey_dead_letter WHERE id = :id AND kind = :kind AND (:died_at IS NULL OR died_at = :died_at)
-{told(id)};
+{written(id)};
 
 -- name: drop_dead_letter
 -- Delete one dead letter.
 DELETE FROM oncekey_dead_letter WHERE id = :id AND kind = :kind AND (:died_at IS NULL OR died_at = :died_at)
-{told(id)};
+{written(id)};
 
 -- name: find_dead_letter
 -- Read one dead letter.

@@ -26,7 +26,7 @@ WHERE scope = :scope AND `key` = :key AND incarnation = :seen_incarnation AND ve
 INSERT INTO oncekey_evidence (at, source, event_id, downstream_key, provider_id, said)
 VALUES ({now}, :source, :event_id, :downstream_key, :provider_id, :said)
 {unless_taken}
-{told_evidence};
+{written_evidence};
 
 -- name: find_evidence
 -- Read the evidence of one event.
@@ -51,7 +51,7 @@ SELECT * FROM oncekey_evidence WHERE verdict IS NULL AND id > :after ORDER BY id
 
 -- name: judge_evidence
 -- Store the verdict on evidence, once.
-UPDATE oncekey_evidence SET verdict = :verdict WHERE id = :id AND verdict IS NULL {told(id)};
+UPDATE oncekey_evidence SET verdict = :verdict WHERE id = :id AND verdict IS NULL {written(id)};
 
 -- name: find_calls
 -- Find announced calls by downstream key or by the provider's id, newest first.
@@ -65,9 +65,9 @@ LIMIT 10;
 -- name: keys_named
 -- Read the downstream keys for which a source reported this provider's id, at most two.
 -- Served by oncekey_evidence_open_provider and oncekey_evidence_judged_provider. Two are enough to show that the id is ambiguous.
-SELECT heard.downstream_key FROM oncekey_evidence AS heard
-WHERE heard.verdict IS NULL AND heard.provider_id = :provider_id AND heard.source = :source
-  AND heard.downstream_key IS NOT NULL
+SELECT open.downstream_key FROM oncekey_evidence AS open
+WHERE open.verdict IS NULL AND open.provider_id = :provider_id AND open.source = :source
+  AND open.downstream_key IS NOT NULL
 UNION
 SELECT judged.downstream_key FROM oncekey_evidence AS judged
 WHERE judged.verdict IS NOT NULL AND judged.provider_id = :provider_id AND judged.source = :source
@@ -80,13 +80,13 @@ INSERT INTO oncekey_call (incarnation, phase, downstream_key, scope, `key`, oper
 VALUES (:incarnation, :phase, :downstream_key, :scope, :key, :operation,
         {now})
 {unless_taken}
-{told(phase)};
+{written(phase)};
 
 -- name: name_call
 -- Store the provider's id of a call, once.
 UPDATE oncekey_call SET provider_id = :provider_id
 WHERE incarnation = :incarnation AND phase = :phase AND provider_id IS NULL
-{told(phase)};
+{written(phase)};
 
 -- name: list_calls
 -- List calls since an instant with their records, oldest first.

@@ -36,11 +36,11 @@ LIMIT :limit;
 
 -- name: reseal_parcel
 -- Store a parcel's payload under another key.
-UPDATE oncekey_outbox SET payload = :payload WHERE id = :id AND payload = :seen {told(id)};
+UPDATE oncekey_outbox SET payload = :payload WHERE id = :id AND payload = :seen {written(id)};
 
 -- name: reseal_letter
 -- Store a dead letter's payload under another key.
-UPDATE oncekey_dead_letter SET payload = :payload WHERE id = :id AND payload = :seen {told(id)};
+UPDATE oncekey_dead_letter SET payload = :payload WHERE id = :id AND payload = :seen {written(id)};
 
 -- name: content_evidence
 -- List all evidence.
@@ -48,7 +48,7 @@ SELECT * FROM oncekey_evidence WHERE id > :after ORDER BY id LIMIT :limit;
 
 -- name: reseal_evidence
 -- Store a piece of evidence under another key.
-UPDATE oncekey_evidence SET said = :said WHERE id = :id AND said = :seen {told(id)};
+UPDATE oncekey_evidence SET said = :said WHERE id = :id AND said = :seen {written(id)};
 
 -- name: seals
 -- Count how much of each kind is sealed under which key; NULL stands for content that is not sealed.
