@@ -40,7 +40,7 @@ from oncekey.core.model import (
 from oncekey.core.onecommit import lock_number
 from oncekey.core.policy import Policy
 from oncekey.core.rulings import LEASE_RAN_OUT
-from oncekey.core.scope import scope_of
+from oncekey.core.scope import BindTo, bound_scope, scope_of
 from oncekey.core.transitions import Actor, Mover
 from oncekey.core.upkeep import Expired
 from oncekey.testing.claims import a_claim, answered
@@ -418,7 +418,6 @@ def test_keys_command_on_a_store_without_tables_names_migrate(tmp_path):
 
 def test_cli_scope_options_match_the_scopes_of_requests(shop, url):
     # namespace, tenant and principal give the scope that requests with them get
-    from oncekey.core.scope import BindTo, bound_scope
 
     for options, scope in (
         (("--tenant", "acme", "--namespace", "eu"), bound_scope(BindTo.TENANT, "eu", "acme")),
@@ -722,3 +721,16 @@ def test_a_key_that_the_reaper_deleted_is_explained(shop, url):
     # A key that is used again has a record: lines about others are left out.
     own(shop)
     assert json.loads(oncekey("keys", "history", KEY, *WHOSE, "--store", url, "--json").stdout)["items"] == []
+
+
+def test_tenant_finds_the_keys_of_its_principals(shop, url):
+    bound = RecordId(bound_scope(BindTo.PRINCIPAL, "-", "acme", principal="ann"), KEY)
+    doubt(shop, id=bound)
+
+    for listed in (("keys", "list"), ("unknown", "list")):
+        found = oncekey(*listed, *WHOSE, "--store", url, "--json").stdout
+        assert [one["scope"] for one in json.loads(found)["items"]] == [bound.scope]
+        assert json.loads(oncekey(*listed, "--tenant", "acm", "--store", url, "--json").stdout)["items"] == []
+    assert "acme, principal ann" in oncekey("keys", "show", KEY, *WHOSE, "--store", url).stdout
+    history = oncekey("keys", "history", "no-such-key", *WHOSE, "--store", url)
+    assert "pass --principal" in history.stdout + history.stderr

@@ -18,7 +18,7 @@ from oncekey.stores import survey
 
 DAY = 86_400_000_000
 ANY = {
-    "scope": None,
+    "within": None,
     "beginning": None,
     "operation": None,
     "effects": None,
@@ -34,9 +34,9 @@ ANY = {
     "place_scope": "",
     "place_key": "",
 }
-NAMED = {"first": "key-12", "last": "key-13", "scope": None, "limit": 21}
+NAMED = {"first": "key-12", "last": "key-13", "within": None, "limit": 21}
 LETTERS = {
-    "scope": None,
+    "within": None,
     "topic": None,
     "kind": None,
     "error": None,
@@ -58,7 +58,7 @@ WANTED = {
     "walk_in_progress": (ANY, {"record_running"}),
     "walk_completed": (ANY, {"record_expiring"}),
     "walk_expired": (ANY, {"record_expired"}),
-    "find_key": (NAMED, {"record_pkey"}),
+    "find_key": (NAMED | {"scope": None}, {"record_pkey"}),
     "find_open_keys": (NAMED, {"record_key"}),
     "tally": ({"most": MOST}, {"record_waiting", "record_running", "outbox_due"}),
     "ended": ({"limit": 2000}, {"record_expiring", "record_waiting"}),
@@ -78,6 +78,7 @@ NARROW = (
         "topic": "receipt",
         "kind": "emit",
         "scope": "shop|tenant-7",
+        "within": "shop|tenant-7",
         "beginning": "ab",
         "operation": "create_order",
         "effects": "local",

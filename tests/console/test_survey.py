@@ -9,6 +9,7 @@ import pytest
 
 from oncekey.core.flow import Mode, Transaction
 from oncekey.core.model import HOUR, MINUTE, SECOND, Effects, Outcome, ParcelKind, RecordId, State, StoredResponse
+from oncekey.core.operate import Search
 from oncekey.core.resolution import AnnouncedCall, CallReport, EvidenceVerdict
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
@@ -129,7 +130,7 @@ def dead(world, number, *, scope="1:-4:acme", kind=ParcelKind.EMIT, topic="order
 def test_dead_letters_are_filtered_and_walked_oldest_first(world):
     ids = [
         dead(world, 1),
-        dead(world, 2, topic="send_refund", kind=ParcelKind.DEFER),
+        dead(world, 2, topic="send_refund", kind=ParcelKind.DEFER, scope="1:-4:acme9:principal3:ann"),
         dead(world, 3, scope="1:-5:other"),
         dead(world, 4, error="ConnectionError: the warehouse is away"),
     ]
@@ -149,6 +150,7 @@ def test_dead_letters_are_filtered_and_walked_oldest_first(world):
     assert found(topic="order_created")[0] == [4, 3, 1]
     assert found(kind=ParcelKind.DEFER)[0] == [2]
     assert found(scope="1:-5:other")[0] == [3]
+    assert found(scope="1:-4:acme")[0] == [4, 2, 1]  # one of them is its principal's
     assert found(error="warehouse")[0] == [4]
     assert found(error="WAREHOUSE")[0] == []
     assert found(older=3 * MINUTE)[0] == [4, 3]
@@ -181,6 +183,28 @@ def test_search_finds_whole_keys_and_prefixes_of_unfinished_ones(world):
     assert numbers(world.go(survey.named("key-0011", None, 5)).records) == [11]
     assert numbers(world.go(survey.named("key-", None, 5)).records) == [12]
     assert world.go(survey.named("key-0011", "1:-5:other", 5)).records == ()
+
+
+def test_tenant_includes_its_principals_and_no_other_tenant(world):
+    acme, ann, bob = "1:-4:acme", "1:-4:acme9:principal3:ann", "1:-4:acme9:principal3:bob"
+    for number, scope in enumerate((acme, ann, "1:-5:acme9", "1:-4:acm9", "4:live4:acme", bob), start=1):
+        put(world, State.UNKNOWN, number, scope=scope)
+        put(world, State.COMPLETED, 9, scope=scope)
+    survey, operate = world.store.survey, world.store.operate
+
+    def named(key, scope):
+        pages = [world.go(part.named(key, scope, 9)).records for part in (survey, operate)]
+        assert pages[0] == pages[1]
+        return sorted(one.id.scope for one in pages[0])
+
+    for scope, found in ((acme, [1, 2, 6]), (ann, [2]), ("1:-3:acm", [])):
+        assert numbers(all_of(world, Walk(states=(State.UNKNOWN,), scope=scope), 10)[0]) == found
+        assert numbers(world.go(operate.search(Search(scope=scope, state=State.UNKNOWN), 10)).records) == found
+    assert named("key-0009", acme) == [acme]  # the tenant's own key, if it has one
+    assert named("key-0002", acme) == named("key-000", ann) == [ann]
+    assert named("key-0009", "1:-4:acme9:principal") == [ann, bob]
+    assert named("key-0007", acme) == []
+    assert named("key-0", acme) == [acme, ann, bob]
 
 
 def test_tally_counts_unresolved_work_with_its_oldest_time(world):

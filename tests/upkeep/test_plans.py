@@ -30,6 +30,18 @@ ENDING = {
     "who": "w",
     "why": "expired",
 }
+SEARCH = {
+    "within": "shop|tenant-1",
+    "state": None,
+    "operation": None,
+    "effects": None,
+    "age": 0,
+    "stale": False,
+    "limit": 51,
+    "before_at": 2**62,
+    "before_scope": "",
+    "before_key": "",
+}
 WANTED = {
     "stale": (AFTER, "record_running"),
     "expiring": ({**AFTER, "age": 300_000_000}, "record_expiring"),
@@ -41,7 +53,8 @@ WANTED = {
     "history": ({"scope": "s", "key_digest": "d", "after": 0, "limit": 10}, "audit_key"),
     "deletions": ({"scope": "s", "limit": 10}, "audit_key"),
     "forget_notes": ({"age": DAY, "limit": 1000}, "audit_pkey"),
-    "find_key": ({"first": "key-12", "last": "key-13", "scope": None, "limit": 21}, "record_pkey"),
+    "find_key": ({"first": "key-12", "last": "key-13", "scope": None, "within": None, "limit": 21}, "record_pkey"),
+    "find_done_keys": ({"first": "key-12", "last": "key-13", "within": "shop|tenant-1", "limit": 21}, "record_pkey"),
     "live_keys": ({"scope": "shop|tenant-1", "limit": 1000}, "record_pkey"),
 }
 
@@ -83,9 +96,9 @@ def explained(connection, store, name, params):
 
 
 # R152 in part, R170
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", [*WANTED, "list_records"])
 def test_postgres_uses_the_index(full, name):
-    params, index = WANTED[name]
+    params, index = WANTED.get(name) or (SEARCH, "record_pkey")
     plan = explained(full, PostgresStore(), name, params)
     assert index in {node.get("Index Name") for node in plan}
     scanned = {node.get("Relation Name") for node in plan if node["Node Type"] == "Seq Scan"}
@@ -113,7 +126,7 @@ def test_a_heartbeat_touches_no_index(full):
 
 
 def test_prefix_search_of_unfinished_keys_uses_an_index(full):
-    params = {"first": "key-12", "last": "key-13", "scope": None, "limit": 21}
+    params = {"first": "key-12", "last": "key-13", "within": None, "limit": 21}
     plan = explained(full, PostgresStore(), "find_open_keys", params)
     assert "record_key" in {node.get("Index Name") for node in plan}
     assert "Seq Scan" not in {node["Node Type"] for node in plan if node.get("Relation Name") == "record"}

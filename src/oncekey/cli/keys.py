@@ -181,6 +181,9 @@ def history(
     "incarnation"}], "next"}.
     """
     whose = options.scope_named(tenant, namespace, principal, scope)
+    nothing = "the audit has no entry for this key"
+    if tenant is not None and principal is None:
+        nothing += "; if keys are bound to principals, and its record is gone, pass --principal"
 
     async def looking(engine: AsyncEngine) -> tuple[AuditEntry, ...] | options.Several | Forbidden:
         found = await options.find(engine, key, whose)
@@ -195,9 +198,7 @@ def history(
         return
     head = ("at", "from", "to", "trigger", "actor", "who", "why", "fence")
     rows = [[entry[name] for name in head] for entry in entries]
-    printing.table(
-        head, rows, empty="the audit has no entry for this key", first=("at", "to", "why", "who", "trigger", "from")
-    )
+    printing.table(head, rows, empty=nothing, first=("at", "to", "why", "who", "trigger", "from"))
 
 
 def resolve(

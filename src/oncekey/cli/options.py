@@ -47,7 +47,10 @@ NAMESPACE: Final = "ONCEKEY_NAMESPACE"
 SHORTEST: Final = 4
 """The minimum length of a prefix to search for a key."""
 SHOWN: Final = 20
-NOT_HERE: Final = "no such key (a LOCAL request in progress on PostgreSQL has no row yet: pass --tenant to find it)"
+NOT_HERE: Final = (
+    "no such key (a LOCAL request in progress on PostgreSQL has no row yet: pass --tenant to find it, and "
+    "--principal if keys are bound to principals)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,8 @@ Key = Annotated[str, typer.Argument(help="The Idempotency-Key, without quotes, o
 Tenant = Annotated[
     str | None,
     typer.Option(
-        "--tenant", help=("The tenant that owns the key, as the application names it; needed if several keys match.")
+        "--tenant",
+        help="The tenant, as the application names it, with all of its principals; needed if several keys match.",
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show every field, with the column names.")]
@@ -161,7 +165,7 @@ Principal = Annotated[
     str | None, typer.Option("--principal", help="The principal within the tenant, if keys are bound to principals.")
 ]
 Scope = Annotated[
-    str | None, typer.Option("--scope", help="The scope, as shown in lists; replaces --tenant.", metavar="TEXT")
+    str | None, typer.Option("--scope", help="The scope, as in the JSON of a list; replaces --tenant.", metavar="TEXT")
 ]
 Reason = Annotated[
     str, typer.Option("--reason", help="The reason, for the audit; required for every change.", metavar="TEXT")

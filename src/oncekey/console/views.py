@@ -136,12 +136,14 @@ def is_number(text: str) -> bool:
 
 
 def scope_of_tenant(tenant: str, namespace: str | None) -> str | None:
-    """The scope of a tenant's name; a text that looks like a scope is used as it is."""
+    """The scope of a caller as the pages show it, `acme` or `acme, principal ann`; a scope is used as it is."""
     if not tenant:
         return None
     if tenant.startswith("sha256:") or tenant.partition(":")[0].isdecimal():
         return tenant
-    return bound_scope(BindTo.TENANT, namespace or NO_NAMESPACE, tenant)
+    name, _, principal = tenant.partition(", principal ")
+    bind_to = BindTo.PRINCIPAL if principal else BindTo.TENANT
+    return bound_scope(bind_to, namespace or NO_NAMESPACE, name, principal=principal)
 
 
 class Refused(HTTPException):

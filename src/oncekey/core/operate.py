@@ -147,6 +147,7 @@ class Search:
     """Which records an operator wants to see; None is any."""
 
     scope: str | None = None
+    """With the scopes in it: those of a tenant's principals."""
     state: State | None = None
     operation: str | None = None
     effects: Effects | None = None

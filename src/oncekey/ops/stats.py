@@ -331,6 +331,7 @@ class Walk:
 
     states: tuple[State, ...] = UNFINISHED
     scope: str | None = None
+    """With the scopes in it: those of a tenant's principals."""
     beginning: str | None = None
     """A part of the key's text."""
     operation: str | None = None
@@ -362,6 +363,7 @@ class LetterWalk:
     """Which dead letters match; None matches any."""
 
     scope: str | None = None
+    """With the scopes in it: those of a tenant's principals."""
     topic: str | None = None
     kind: ParcelKind | None = None
     error: str | None = None

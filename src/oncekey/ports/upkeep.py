@@ -133,7 +133,10 @@ class Operate(Protocol):
         """Records, the newest first, before a position; without their responses."""
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin with it, else finished ones; without responses."""
+        """Records of this key, else unfinished ones that begin with it, else finished ones; without responses.
+
+        The key of the scope itself is preferred to the keys of the scopes in it, those of a tenant's principals.
+        """
 
     def last_result(self, operation: str, phase: str) -> Flow[MemoEntry | None]:
         """The last result of the same call, for any key; results that an operator entered do not count."""
@@ -182,7 +185,7 @@ class Survey(Protocol):
         """Dead letters, the oldest first. `after` is where the last page ended."""
 
     def named(self, beginning: str, scope: str | None, limit: int) -> Flow[Page]:
-        """Records of this key, else unfinished ones that begin with it; without responses."""
+        """Records of this key, else unfinished ones that begin with it; without responses, otherwise as `Operate`."""
 
     def tally(self) -> Flow[Tally]:
         """The numbers of what waits, counted up to a bound."""

@@ -89,7 +89,7 @@ def _every(
 def _list_records(
     *,
     now: Instant | None,
-    scope: str | None,
+    within: str | None,
     state: str | None,
     operation: str | None,
     effects: str | None,
@@ -100,10 +100,10 @@ def _list_records(
     before_scope: str,
     before_key: str,
 ) -> Asking[Rows]:
-    asked = {"scope": scope, "state": state, "operation": operation, "effects": effects}
+    asked = {"state": state, "operation": operation, "effects": effects}
 
     def wanted(cell: Cell, clock: Instant) -> bool:
-        fits = all(value is None or cell[name] == value for name, value in asked.items())
+        fits = _is_within(cell, within) and all(value is None or cell[name] == value for name, value in asked.items())
         over = cell["state"] == "in_progress" and cell["lease_until"] <= clock
         before = _made(cell) < (before_at, before_scope, before_key)
         return fits and before and cell["created_at"] <= clock - age and (over or not stale)
@@ -116,19 +116,31 @@ def _made(cell: Cell) -> tuple[int, str, str]:
     return cell["created_at"], cell["scope"], cell["key"]
 
 
-def _find_key(*, now: Instant | None, first: str, last: str, scope: str | None, limit: int) -> Asking[Rows]:  # noqa: ARG001
+def _is_within(cell: Cell, scope: str | None) -> bool:
+    return scope is None or cell["scope"].startswith(scope)
+
+
+def _find_key(
+    *,
+    now: Instant | None,
+    first: str,
+    last: str,  # noqa: ARG001
+    scope: str | None,
+    within: str | None,
+    limit: int,
+) -> Asking[Rows]:
     """With its scope a key is one read; without it, all pages are read."""
     if scope is None:
-        cells, at = yield from _every(_RECORDS, now, lambda cell, _: cell["key"] == first)
+        cells, at = yield from _every(_RECORDS, now, lambda cell, _: cell["key"] == first and _is_within(cell, within))
         return pages(sorted(cells, key=lambda cell: (cell["key"], cell["scope"]))[:limit], at)
     cell, clock = yield Look(scope, first)
     return pages([] if cell is None else [cell], clock if now is None else now)
 
 
 def _beginning(indexes: tuple[Index, ...], *, unfinished: bool) -> Callable[..., Asking[Rows]]:
-    def ask(*, now: Instant | None, first: str, last: str, scope: str | None, limit: int) -> Asking[Rows]:
+    def ask(*, now: Instant | None, first: str, last: str, within: str | None, limit: int) -> Asking[Rows]:
         def wanted(cell: Cell, _: Instant) -> bool:
-            there = scope in {None, cell["scope"]} and first <= cell["key"] < last
+            there = _is_within(cell, within) and first <= cell["key"] < last
             return there and (cell["state"] in _UNFINISHED) is unfinished
 
         cells, at = yield from _every(indexes, now, wanted)

@@ -57,7 +57,7 @@ class OperateStore:
     def search(self, wanted: Search, limit: int, before: tuple[Instant, str, str] | None = None) -> Flow[Page]:
         at, scope, key = before or (_LAST, "", "")
         params: dict[str, Value] = {
-            "scope": wanted.scope,
+            "within": wanted.scope,
             "state": None if wanted.state is None else wanted.state.value,
             "operation": wanted.operation,
             "effects": None if wanted.effects is None else wanted.effects.value,
@@ -224,10 +224,13 @@ def first_found(
     statements: Statements, finds: tuple[str, ...], beginning: str, scope: str | None, limit: int
 ) -> Body[Page]:
     """The result of the first of these statements that finds anything."""
-    params: dict[str, Value] = {"first": beginning, "last": after(beginning), "scope": scope, "limit": limit}
+    params: dict[str, Value] = {"first": beginning, "last": after(beginning), "limit": limit}
+    exact, *others = finds
+    tries = [(exact, {"scope": scope, "within": None})] if scope is not None else []
+    tries += [(exact, {"scope": None, "within": scope}), *((name, {"within": scope}) for name in others)]
     page = Page(0, ())
-    for name in finds:
-        rows = yield statements.statement(name, params)
+    for name, scopes in tries:
+        rows = yield statements.statement(name, params | scopes)
         page = page_of(rows, statements.content)
         if page.records:
             break

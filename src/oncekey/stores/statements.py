@@ -109,8 +109,8 @@ PART_STATEMENTS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "operator_unexecuted operator_pend operator_bust operator_extend drop_deferred bring_back drop_dead_letter "
             "stats standing unresolved outbox_census letter_census",
             "survey": "walk_unknown walk_unknown_oldest walk_failed_retryable walk_in_progress walk_pending "
-            "walk_completed walk_expired walk_letters find_key find_open_keys tally ended calls_of_record evidence_of_key "
-            "evidence_of_provider parcels_in_full latest_notes notes_edge",
+            "walk_completed walk_expired walk_letters find_key find_open_keys tally ended calls_of_record "
+            "evidence_of_key evidence_of_provider parcels_in_full latest_notes notes_edge",
             "reseal": "content_records reseal_record content_parcels reseal_parcel reseal_letter content_evidence "
             "reseal_evidence seals",
         }.items()

@@ -95,7 +95,7 @@ class SurveyStore:
     ) -> Flow[LetterStretch]:
         at, last = after
         params: dict[str, Value] = {
-            "scope": wanted.scope,
+            "within": wanted.scope,
             "topic": wanted.topic,
             "kind": None if wanted.kind is None else wanted.kind.value,
             "error": wanted.error,
@@ -197,7 +197,7 @@ class _Path:
 def _walking(wanted: Walk, limit: int, place: WalkPosition, looked: int) -> dict[str, Value]:
     at, scope, key = place
     return {
-        "scope": wanted.scope,
+        "within": wanted.scope,
         "beginning": wanted.beginning,
         "operation": wanted.operation,
         "effects": None if wanted.effects is None else wanted.effects.value,

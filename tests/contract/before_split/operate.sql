@@ -16,7 +16,7 @@ FROM clock LEFT JOIN (
         record.last_error, record.reconcile_after, record.reconcile_tries, record.created_at, record.last_run_at,
         record.finished_at, record.expires_at, NULL::bytea AS request
     FROM oncekey.record AS record
-    WHERE (:scope::text IS NULL OR record.scope = :scope::text)
+    WHERE (:within::text IS NULL OR starts_with(record.scope, :within::text))
       AND (:state::text IS NULL OR record.state = :state::text)
       AND (:operation::text IS NULL OR record.operation = :operation::text)
       AND (:effects::text IS NULL OR record.effects = :effects::text)
@@ -51,7 +51,7 @@ FROM clock LEFT JOIN (
         record.finished_at, record.expires_at, NULL::bytea AS request
     FROM scopes
     JOIN oncekey.record AS record ON record.scope = scopes.scope AND record.key = :first::text
-    WHERE :last::text IS NOT NULL
+    WHERE :last::text IS NOT NULL AND (:within::text IS NULL OR starts_with(scopes.scope, :within::text))
     ORDER BY record.key COLLATE "C", record.scope
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.key COLLATE "C", page.scope;
@@ -74,7 +74,7 @@ FROM clock LEFT JOIN (
     FROM oncekey.record AS record
     WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
       AND record.key COLLATE "C" >= :first::text AND record.key COLLATE "C" < :last::text
-      AND (:scope::text IS NULL OR record.scope = :scope::text)
+      AND (:within::text IS NULL OR starts_with(record.scope, :within::text))
     ORDER BY record.key COLLATE "C", record.scope
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.key COLLATE "C", page.scope;
@@ -96,7 +96,7 @@ FROM clock LEFT JOIN (
         record.finished_at, record.expires_at, NULL::bytea AS request
     FROM oncekey.record AS record
     WHERE record.state IN ('completed', 'expired') AND starts_with(record.key, :first::text) AND :last::text IS NOT NULL
-      AND (:scope::text IS NULL OR record.scope = :scope::text)
+      AND (:within::text IS NULL OR starts_with(record.scope, :within::text))
     ORDER BY record.key COLLATE "C", record.scope
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.key COLLATE "C", page.scope;

@@ -9,7 +9,7 @@ entry.scope, entry.key, entry.created_at, entry.expires_at, entry.operation, ent
             entry.lease_until, entry.incarnation
 
 -- part: fitting
-(:scope::text IS NULL OR seen.scope = :scope::text)
+(:within::text IS NULL OR starts_with(seen.scope, :within::text))
           AND (:beginning::text IS NULL OR starts_with(seen.key, :beginning::text))
           AND (:operation::text IS NULL OR seen.operation = :operation::text)
           AND (:effects::text IS NULL OR seen.effects = :effects::text)
@@ -108,7 +108,7 @@ LEFT JOIN (
             WHERE (dead.died_at, dead.id) > (:place_at::bigint, :id::uuid)
             ORDER BY dead.died_at, dead.id
             LIMIT :looked::bigint) AS seen
-        WHERE (:scope::text IS NULL OR seen.scope = :scope::text)
+        WHERE (:within::text IS NULL OR starts_with(seen.scope, :within::text))
           AND (:topic::text IS NULL OR seen.aggregatetype = :topic::text)
           AND (:kind::text IS NULL OR seen.kind = :kind::text)
           AND (:error::text IS NULL OR strpos(seen.last_error, :error::text) > 0)

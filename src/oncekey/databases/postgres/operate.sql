@@ -5,6 +5,19 @@
 {all_but_content}, record.memo, record.response_status,
     '[]' AS response_headers, NULL::bytea AS response_body, {schema}, NULL::bytea AS request;
 
+-- part: in_scopes
+-- The scopes that begin with a text, by one lookup in the primary key for each scope of the store. Their order is the
+-- collation's, so a range does not contain them.
+(:within::text IS NULL OR record.scope = ANY (ARRAY(
+          WITH RECURSIVE scopes (scope) AS (
+              SELECT min(one.scope) FROM oncekey.record AS one
+              UNION ALL
+              SELECT (SELECT min(one.scope) FROM oncekey.record AS one WHERE one.scope > scopes.scope)
+              FROM scopes
+              WHERE scopes.scope IS NOT NULL
+          )
+          SELECT scopes.scope FROM scopes WHERE starts_with(scopes.scope, :within::text))))
+
 -- name: list_records
 -- List the records that match a search, newest first.
 WITH {clock}
@@ -12,7 +25,7 @@ SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT {listed(1 AS response_schema)}
     FROM oncekey.whole AS record
-    WHERE (:scope::text IS NULL OR record.scope = :scope::text)
+    WHERE {in_scopes}
       AND (:state::text IS NULL OR record.state = :state::text)
       AND (:operation::text IS NULL OR record.operation = :operation::text)
       AND (:effects::text IS NULL OR record.effects = :effects::text)
@@ -25,7 +38,7 @@ FROM clock LEFT JOIN (
 ORDER BY page.created_at DESC, page.scope DESC, page.key DESC;
 
 -- name: find_key
--- Find a key in every scope, or in one.
+-- Find a key in one scope, in all scopes that begin with a text, or in all.
 -- One lookup in the primary key for each scope.
 WITH RECURSIVE {clock}, scopes (scope) AS (
     SELECT COALESCE(:scope::text, (SELECT min(one.scope) FROM oncekey.record AS one))
@@ -39,7 +52,7 @@ FROM clock LEFT JOIN (
     SELECT {listed(record.response_schema)}
     FROM scopes
     JOIN oncekey.whole AS record ON record.scope = scopes.scope AND record.key = :first::text
-    WHERE :last::text IS NOT NULL
+    WHERE :last::text IS NOT NULL AND (:within::text IS NULL OR starts_with(scopes.scope, :within::text))
     ORDER BY record.key COLLATE "C", record.scope
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.key COLLATE "C", page.scope;
@@ -54,21 +67,21 @@ FROM clock LEFT JOIN (
     FROM oncekey.whole AS record
     WHERE record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown')
       AND record.key COLLATE "C" >= :first::text AND record.key COLLATE "C" < :last::text
-      AND (:scope::text IS NULL OR record.scope = :scope::text)
+      AND (:within::text IS NULL OR starts_with(record.scope, :within::text))
     ORDER BY record.key COLLATE "C", record.scope
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.key COLLATE "C", page.scope;
 
 -- name: find_done_keys
 -- Find the finished records whose key begins with a text.
--- No index is ordered by the bytes of finished keys: without a scope this reads them all.
+-- No index is ordered by the bytes of finished keys: without a tenant this reads them all.
 WITH {clock}
 SELECT clock.now, page.*
 FROM clock LEFT JOIN (
     SELECT {listed(record.response_schema)}
     FROM oncekey.whole AS record
     WHERE record.state IN ('completed', 'expired') AND starts_with(record.key, :first::text) AND :last::text IS NOT NULL
-      AND (:scope::text IS NULL OR record.scope = :scope::text)
+      AND {in_scopes}
     ORDER BY record.key COLLATE "C", record.scope
     LIMIT :limit::bigint) AS page ON true
 ORDER BY page.key COLLATE "C", page.scope;

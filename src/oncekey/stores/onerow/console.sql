@@ -14,7 +14,7 @@ entry.scope, entry.`key`, entry.created_at, entry.expires_at, entry.operation, e
             entry.lease_until, entry.incarnation
 
 -- part: fitting
-(:scope IS NULL OR seen.scope = :scope)
+(:within IS NULL OR substr(seen.scope, 1, length(:within)) = :within)
           AND (:beginning IS NULL OR substr(seen.`key`, 1, length(:beginning)) = :beginning)
           AND (:operation IS NULL OR seen.operation = :operation)
           AND (:effects IS NULL OR seen.effects = :effects)
@@ -113,7 +113,7 @@ LEFT JOIN (
             WHERE (dead.died_at, dead.id) > (:place_at, :id)
             ORDER BY dead.died_at, dead.id
             LIMIT :looked) AS seen
-        WHERE (:scope IS NULL OR seen.scope = :scope)
+        WHERE (:within IS NULL OR substr(seen.scope, 1, length(:within)) = :within)
           AND (:topic IS NULL OR seen.aggregatetype = :topic)
           AND (:kind IS NULL OR seen.kind = :kind)
           AND (:error IS NULL OR instr(seen.last_error, :error) > 0)

@@ -9,7 +9,7 @@ FROM {clock} LEFT JOIN (
         {all_but_content}, record.memo, record.response_status,
         '[]' AS response_headers, NULL AS response_body, 1 AS response_schema, NULL AS request
     FROM oncekey_record AS record
-    WHERE (:scope IS NULL OR record.scope = :scope)
+    WHERE (:within IS NULL OR substr(record.scope, 1, length(:within)) = :within)
       AND (:state IS NULL OR record.state = :state)
       AND (:operation IS NULL OR record.operation = :operation)
       AND (:effects IS NULL OR record.effects = :effects)
@@ -21,13 +21,13 @@ FROM {clock} LEFT JOIN (
     LIMIT :limit) AS page ON true
 ORDER BY page.created_at DESC, page.scope DESC, page.`key` DESC;
 
--- part: keys_found(named; fits)
+-- part: keys_found(one; named; fits)
 WITH RECURSIVE scopes (scope) AS (
-    SELECT COALESCE(:scope, (SELECT min(one.scope) FROM oncekey_record AS one))
+    SELECT COALESCE({one}, (SELECT min(first.scope) FROM oncekey_record AS first))
     UNION ALL
-    SELECT (SELECT min(one.scope) FROM oncekey_record AS one WHERE one.scope > scopes.scope)
+    SELECT (SELECT min(next.scope) FROM oncekey_record AS next WHERE next.scope > scopes.scope)
     FROM scopes
-    WHERE scopes.scope IS NOT NULL AND :scope IS NULL
+    WHERE scopes.scope IS NOT NULL AND {one} IS NULL
 )
 SELECT clock.now, page.*
 FROM {clock} LEFT JOIN (
@@ -37,23 +37,24 @@ FROM {clock} LEFT JOIN (
     FROM scopes
     JOIN oncekey_record AS record ON record.scope = scopes.scope AND {named}
     WHERE {fits}
+      AND (:within IS NULL OR substr(scopes.scope, 1, length(:within)) = :within)
     ORDER BY record.`key`, record.scope
     LIMIT :limit) AS page ON true
 ORDER BY page.`key`, page.scope;
 
 -- name: find_key
--- Find a key in every scope, or in one.
+-- Find a key in one scope, in all scopes that begin with a text, or in all.
 -- One lookup in the primary key for each scope.
-{keys_found(record.`key` = :first; :last IS NOT NULL)};
+{keys_found(:scope; record.`key` = :first; :last IS NOT NULL)};
 
 -- name: find_open_keys
 -- Find the unfinished records whose key begins with a text.
 -- Both stores order keys by their bytes.
-{keys_found(record.`key` >= :first AND record.`key` < :last; record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown'))};
+{keys_found(NULL; record.`key` >= :first AND record.`key` < :last; record.state IN ('pending', 'in_progress', 'failed_retryable', 'unknown'))};
 
 -- name: find_done_keys
 -- Find the finished records whose key begins with a text.
-{keys_found(record.`key` >= :first AND record.`key` < :last; record.state IN ('completed', 'expired'))};
+{keys_found(NULL; record.`key` >= :first AND record.`key` < :last; record.state IN ('completed', 'expired'))};
 
 -- name: last_results
 -- Read the steps of the last records that made the same call, as a template for an operator's result.
