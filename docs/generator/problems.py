@@ -103,8 +103,11 @@ ADVICE: Final[Mapping[Code, Advice]] = {
     Code.EXECUTION_FAILED: Advice(
         "The handler failed and its own response could not be sent: it raised `NotExecutedError`, its response could "
         "not be captured, it raised under `on_5xx=store`, or it returned a success whose [rows were rolled "
-        "back](../explanation/crashes.md#local).",
-        "Retry with the same key. If the failure is the stored response, the retry is marked as a replay and is final.",
+        "back](../explanation/crashes.md#local). PHASED: the reply to a call was lost, and the call [may be "
+        "repeated](../howto/phased.md#repeatable-calls): a retry or a worker finishes the request. OUTBOX: an operator "
+        "[discarded the deferred call](../howto/operators.md#dead-letters).",
+        "If `retryable` is true, retry with the same key. If it is false, the failure is the stored response: every "
+        "retry receives it, marked as a replay. For another attempt send the request with a new key.",
     ),
     Code.TIMED_OUT: Advice(
         "OUTBOX: the request was accepted, and no worker began its call before it expired. Nothing was executed, and "

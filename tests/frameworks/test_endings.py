@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -236,6 +237,7 @@ async def test_on_5xx_store_hides_the_text_of_the_exception() -> None:
     again = await shop.send("/orders?status=500&way=crashed")
     assert (first.status, first.code) == (500, "idempotency_execution_failed")
     assert (again.status, again.body, again.replayed) == (500, first.body, True)
+    assert json.loads(first.body)["retryable"] is False  # it is stored
     assert b"alice" not in first.body
     assert "alice" not in str(shop.ledger.records)
     assert len(shop.runs) == 1

@@ -57,7 +57,9 @@ def refuse(
     if code is Code.IN_PROGRESS and record is not None and is_accepted(record):
         return _accepted(refusal, record, policy, echo, status_url)
     status = _status_of(refusal, policy)
-    page = render(code, status, policy, detail=refusal.detail, fault_id=fault_id, trace_id=trace_id)
+    page = render(
+        code, status, policy, detail=refusal.detail, final=refusal.final, fault_id=fault_id, trace_id=trace_id
+    )
     headers = [
         (b"content-type", page.media_type),
         (b"content-language", b"en"),
@@ -67,7 +69,7 @@ def refuse(
     ]
     if PROBLEMS[code].waiting_helps:
         headers.append((b"retry-after", b"%d" % wait_of(refusal, policy)))
-    headers += should_retry(policy, retryable=PROBLEMS[code].retryable)
+    headers += should_retry(policy, retryable=PROBLEMS[code].retryable and not refusal.final)
     if status_url is not None and (status == _ACCEPTED or code is Code.OUTCOME_UNKNOWN):
         headers.append((b"location", target(status_url)))
     return Answer(status, (*headers, *marks(policy, echo=echo, expires_at=None)), page.body, refusal)

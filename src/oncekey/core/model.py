@@ -471,6 +471,8 @@ class Refuse:
     record: Record | None = None
     met: Record | None = None
     """The record that this request made unknown, as it was before."""
+    final: bool = False
+    """The response is stored, so every retry receives it."""
 
 
 UNAVAILABLE: Final = Refuse(Code.STORE_UNAVAILABLE, retry_after=1)

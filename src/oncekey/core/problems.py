@@ -262,25 +262,34 @@ def documentation_of(code: Code, policy: Policy) -> str:
 
 
 def render(
-    code: Code, status: int, policy: Policy, *, detail: str = "", fault_id: str = "", trace_id: str = ""
+    code: Code,
+    status: int,
+    policy: Policy,
+    *,
+    detail: str = "",
+    final: bool = False,
+    fault_id: str = "",
+    trace_id: str = "",
 ) -> ProblemBody:
-    """The body of a refusal in the format of the policy."""
+    """The body of a refusal in the format of the policy. `final`: it is stored, and every retry receives it."""
     detail_text = detail or PROBLEMS[code].detail
     match policy.error_format:
         case ErrorFormat.CODE:
             return _page(JSON, {"code": code.value})
         # Waiting is not an error: a 202 is neither a fault nor a problem, whatever the format of errors.
         case ErrorFormat.PROBLEM | ErrorFormat.FAULT if status == _ACCEPTED:
-            return _page(JSON, _members(code, status, policy, detail_text, ""))
+            return _page(JSON, _members(code, status, policy, detail_text, "", final=final))
         case ErrorFormat.PROBLEM:
-            return _page(PROBLEM_JSON, _members(code, status, policy, detail_text, fault_id))
+            return _page(PROBLEM_JSON, _members(code, status, policy, detail_text, fault_id, final=final))
         case ErrorFormat.FAULT:
             return _page(JSON, _fault(code, detail_text, fault_id, trace_id))
         case _:
             assert_never(policy.error_format)
 
 
-def _members(code: Code, status: int, policy: Policy, detail_text: str, fault_id: str) -> dict[str, object]:
+def _members(
+    code: Code, status: int, policy: Policy, detail_text: str, fault_id: str, *, final: bool
+) -> dict[str, object]:
     problem = PROBLEMS[code]
     # The id of this occurrence: a client quotes it, and the log line has the same id.
     occurrence = {"instance": UUID(fault_id).urn} if fault_id else {}
@@ -290,7 +299,7 @@ def _members(code: Code, status: int, policy: Policy, detail_text: str, fault_id
         "status": status,
         "detail": detail_text,
         **occurrence,
-        "retryable": problem.retryable,
+        "retryable": problem.retryable and not final,
         "code": code.value,
     }
     if policy.flavor is Flavor.STRIPE:

@@ -118,7 +118,7 @@ def decided(
     # The application's error page is created outside this middleware and may show a traceback: it is never stored.
     final = isinstance(raised, Exception) and not ending.not_executed  # a cancellation is not a final outcome
     if effects is Effects.INLINE and policy.on_5xx is On5xx.STORE and final:
-        failed = refused(run, Refuse(Code.EXECUTION_FAILED))
+        failed = refused(run, Refuse(Code.EXECUTION_FAILED, final=True))
         ours = replace(ending, status=failed.status, headers=failed.headers, body=failed.body)
         return decide(effects, policy, ours), failed
     unfinished = replace(ending, status=None)  # an incomplete response does not count

@@ -135,7 +135,7 @@ def _letter_moved(letter: DeadLetter, trigger: Trigger, mover: Mover, notify: No
 
 def given_up() -> Completed:
     """The response of an operation that was given up, unless the operator provides another one."""
-    page = render(Code.EXECUTION_FAILED, 500, Policy(), detail=GIVEN_UP)
+    page = render(Code.EXECUTION_FAILED, 500, Policy(), detail=GIVEN_UP, final=True)
     return Completed(StoredResponse(500, ((b"content-type", page.media_type),), page.body), Outcome.FAILURE)
 
 
