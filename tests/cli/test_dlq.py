@@ -120,6 +120,9 @@ def test_dlq_discard_of_a_call_stores_a_response(shop, url, options, status):
     response = flows.find(shop, ID).record.response
     assert response.status == status
     assert (b"An operator gave up this operation" in response.body) == (not options)
+    assert (b'"retryable":false' in response.body) == (not options)
+    entries = json.loads(oncekey("keys", "history", KEY, "--scope", SCOPE, "--store", url, "--json").stdout)["items"]
+    assert (entries[-1]["trigger"], entries[-1]["to"]) == ("discard", "completed")
 
 
 @pytest.mark.parametrize("order", ["retry", "discard"])

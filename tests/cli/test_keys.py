@@ -240,6 +240,16 @@ def test_keys_resolve_settles_the_record_and_writes_the_audit_log(shop, url, tmp
     assert "no unknown outcomes" in oncekey("unknown", "list", "--store", url).stdout
 
 
+def test_the_audit_distinguishes_a_refusal(shop, url):
+    phased(shop)
+    done = ("keys", "resolve", KEY, "--store", url, "--reason", "r")
+    assert oncekey(*done, "--declined", "--result", '"no funds"').exit_code == 0
+    assert oncekey(*done, "--executed", "--result", '{"id": "ch_9"}').exit_code == 0
+    assert oncekey(*done, "--declined", "--result", '"no funds"').exit_code == 0
+    entries = json.loads(oncekey("keys", "history", KEY, "--store", url, "--json").stdout)["items"]
+    assert [entry["trigger"] for entry in entries] == ["declined", "replace", "declined"]
+
+
 def test_the_body_may_come_from_standard_input(shop, url):
     doubt(shop)
     arguments = ["--declined", "--status", "402", "--body", "-", "--content-type", "text/plain", "--reason", "no"]
@@ -614,7 +624,7 @@ def expired_lease(shop, url):
     ("options", "why"),
     [
         (("--executed", "--result", '{"id": "ch_1"}'), "ann recorded the outcome of its call"),
-        (("--declined", "--result", '"no funds"'), "ann recorded the outcome of its call"),
+        (("--declined", "--result", '"no funds"'), "ann recorded that its call was declined"),
         (("--not-executed", "--closed"), "ann released it: it was not executed"),
     ],
     ids=["executed", "declined", "not executed"],

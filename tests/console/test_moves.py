@@ -123,7 +123,10 @@ async def test_observers_receive_an_event_for_an_operator_action(url, world):
 
 async def test_confirming_a_decline_stores_a_failure(at_desk, world):
     async def body(ann):
-        await ann.do(f"{ann.page(INLINE)}/move/declined", status="402", body="", reason=WHY)
+        _, there = await ann.do(f"{ann.page(INLINE)}/move/declined", status="402", body="", reason=WHY)
+        assert f"resolved: declined unknown → completed {WHY} by ann" in said(await ann.visitor.get(there))
+        assert "resolved: declined" in said(await ann.visitor.get("audit"))
+        assert ann.notes(INLINE) == [(Trigger.DECLINED, "ann", WHY)]
 
     await at_desk(body)
     record = world.record(INLINE)
@@ -235,12 +238,15 @@ async def test_discarding_a_deferred_call_stores_a_response(at_desk, world, own)
 
     async def body(ann):
         letter = ann.letter(ParcelKind.DEFER)
-        await ann.do(f"letter/{letter.id}/move/discard", reason="cancelled", **answer)
+        _, there = await ann.do(f"letter/{letter.id}/move/discard", reason="cancelled", **answer)
+        assert "dead letter discarded unknown → completed cancelled by ann" in said(await ann.visitor.get(there))
         assert world.go(world.store.outbox.find_dead_letter(letter.id)) is None
 
     await at_desk(body)
     record = world.record(OUTBOX)
     assert (record.outcome, record.response.status) == (Outcome.FAILURE, 409 if own else 500)
+    if not own:
+        assert json.loads(record.response.body)["retryable"] is False
 
 
 @pytest.mark.parametrize("verb", ["retry", "discard"])

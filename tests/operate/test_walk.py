@@ -66,6 +66,9 @@ TRIGGERS = {
 }
 
 
+AUDITED = {Order.DECLINED: Trigger.DECLINED, Order.DISCARD: Trigger.DISCARD}
+
+
 def expected(command, row) -> Transition | Illegal:
     """What the table says of it, asked for by hand and not by the code under test."""
     trigger = TRIGGERS.get(command.order)
@@ -161,7 +164,7 @@ def _check_moved(world, was, done, said, command):
     (entry,) = history(world, row)
     note = entry.note
     assert (note.who, note.actor, note.source, note.to, note.trigger) == (
-        "ann", Actor.OPERATOR, row.state, said.to, said.trigger,
+        "ann", Actor.OPERATOR, row.state, said.to, AUDITED.get(command.order, said.trigger),
     )  # fmt: skip
     assert note.why.startswith(command.reason)
     assert (entry.at, note.fence, note.incarnation) == (NOW, row.fence, row.incarnation)

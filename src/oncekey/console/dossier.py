@@ -38,6 +38,7 @@ TRIGGERS: Final[Mapping[Trigger, str]] = MappingProxyType(
         Trigger.DOUBT: "outcome became unknown",
         Trigger.EXPIRE: "expired",
         Trigger.EXECUTED: "resolved: executed",
+        Trigger.DECLINED: "resolved: declined",
         Trigger.NOT_EXECUTED: "resolved: not executed",
         Trigger.STILL_UNKNOWN: "checked with the provider: still unknown",
         Trigger.DLQ_RETRY: "dead letter retried",

@@ -317,6 +317,17 @@ def trigger_of(order: Order, record: Record) -> Trigger:
             return Trigger.DLQ_RETRY
 
 
+def audited_as(order: Order, record: Record) -> Trigger:
+    """The trigger in the audit and in events: the table moves a refusal and a discard by EXECUTED, too."""
+    match order:
+        case Order.DECLINED:
+            return Trigger.DECLINED
+        case Order.DISCARD:
+            return Trigger.DISCARD
+        case _:
+            return trigger_of(order, record)
+
+
 def _has_no_open_call(record: Record) -> bool:
     """Whether a result that is entered now can only replace an earlier one (row 34)."""
     resumable = record.effects is Effects.PHASED and record.intent is None and bool(record.memo)

@@ -11,7 +11,7 @@ from oncekey.core.errors import ConfigurationError
 from oncekey.core.flow import Flow, Mode, Transaction
 from oncekey.core.keys import key_digest
 from oncekey.core.model import Code, Completed, Outcome, ParcelKind, RecordId, State, StoredResponse, moment
-from oncekey.core.operate import Forbidden, Move, Moved, OperatorCommand, Order, decide, trigger_of
+from oncekey.core.operate import Forbidden, Move, Moved, OperatorCommand, Order, audited_as, decide
 from oncekey.core.policy import Policy
 from oncekey.core.problems import render
 from oncekey.core.transitions import Mover, Note, Trigger
@@ -70,7 +70,7 @@ def act(
     noting = partial(_note, command, mover)
     done = yield from operations_of(store).move(record_id, partial(decide, command), noting)
     if notify is not None and isinstance(done, Moved):
-        for event in of_move(done, trigger_of(command.order, done.move.seen), mover):
+        for event in of_move(done, audited_as(command.order, done.move.seen), mover):
             notify(event)
     return done
 
@@ -257,7 +257,7 @@ def _is_settled(record: Record | None, letter: DeadLetter) -> bool:
 
 
 def _note(command: OperatorCommand, mover: Mover, move: Move) -> Note:
-    return Note.of(move.seen, move.row.to, trigger_of(command.order, move.seen), mover, _why(command))
+    return Note.of(move.seen, move.row.to, audited_as(command.order, move.seen), mover, _why(command))
 
 
 def _letter_note(letter: DeadLetter, trigger: Trigger, mover: Mover, why: str) -> Note:

@@ -20,7 +20,7 @@ from oncekey.core.errors import ConfigurationError, ResultNotStorableError, Stor
 from oncekey.core.keys import key_digest
 from oncekey.core.memo import FINISHED, check_text, decode, is_rejection
 from oncekey.core.model import Completed, Effects, Outcome, State
-from oncekey.core.operate import Forbidden, Move, Moved, OperatorCommand, ParcelLocation, Search, decide, trigger_of
+from oncekey.core.operate import Forbidden, Move, Moved, OperatorCommand, ParcelLocation, Search, audited_as, decide
 from oncekey.core.resolution import (
     CallReport,
     EvidenceVerdict,
@@ -131,11 +131,11 @@ def settle(
         return decide(commands[-1], seen, parcels)
 
     def noting(move: Move) -> Note:
-        return Note.of(move.seen, move.row.to, trigger_of(commands[-1].order, move.seen), mover, why)
+        return Note.of(move.seen, move.row.to, audited_as(commands[-1].order, move.seen), mover, why)
 
     done = yield from operations_of(store).move(target.id, deciding, noting)
     if notify is not None and isinstance(done, Moved):
-        for event in of_move(done, trigger_of(commands[-1].order, done.move.seen), mover):
+        for event in of_move(done, audited_as(commands[-1].order, done.move.seen), mover):
             notify(event)
     return done
 

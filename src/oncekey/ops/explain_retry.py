@@ -49,6 +49,7 @@ WHY: Final[Mapping[str, str]] = MappingProxyType(
 _SETTLED: Final[Mapping[Trigger, str]] = MappingProxyType(
     {
         Trigger.EXECUTED: "recorded the outcome of its call",
+        Trigger.DECLINED: "recorded that its call was declined",
         Trigger.NOT_EXECUTED: "released it: it was not executed",
         Trigger.REPLACE: "replaced the result of its call",
         Trigger.DLQ_RETRY: "returned its call to the outbox",
