@@ -31,6 +31,9 @@ from oncekey.testing.claims import a_claim
 ID = RecordId(SCOPE, KEY)
 
 
+CALL = Announcement("charge", "dk-1", "digest", 1, None, 5 * SECOND, 30 * SECOND)
+
+
 def go(shop, flow):
     return drive(flow, shop.driver.run)
 
@@ -108,6 +111,23 @@ def test_dlq_retry_refuses_a_non_repeatable_call_and_lists_alternatives(shop, ur
     assert text.exit_code == 1
     assert f"oncekey dlq discard {parcel.id} --reason '...'" in text.stderr
     assert flows.find(shop, ID).record.state is State.UNKNOWN
+
+
+def test_keys_show_reports_the_sends_before_a_call_was_declared_not_executed(shop, url):
+    deferred(shop)
+    call = json.loads(oncekey("keys", "show", KEY, "--store", url, "--json").stdout)["open_call"]
+    assert (call["sends"], call["declared_not_executed_at"]) == (1, None)
+    done = ("keys", "resolve", KEY, "--store", url, "--not-executed", "--closed", "--reason", "closed there")
+    assert oncekey(*done).exit_code == 0
+    box = shop.store.outbox
+    (held,) = go(shop, box.due("worker", ("charge",), 10, MINUTE))
+    taken = go(shop, box.take_up(held, "worker-1", CALL, MINUTE))
+    go(shop, box.park(taken.lease, taken.held, Trigger.DEAD_LETTER, DEAD_LETTER, "time-out"))
+    again = json.loads(oncekey("keys", "show", KEY, "--store", url, "--json").stdout)["open_call"]
+    entries = json.loads(oncekey("keys", "history", KEY, "--store", url, "--json").stdout)["items"]
+    (entry,) = (one for one in entries if one["trigger"] == "not_executed")
+    assert (again["sends"], again["declared_not_executed_at"]) == (1, entry["at"])
+    assert "declared_not_executed_at" in oncekey("keys", "show", KEY, "--store", url, "--verbose").stdout
 
 
 @pytest.mark.parametrize(("options", "status"), [((), 500), (("--status", "410"), 410)])

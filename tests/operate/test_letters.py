@@ -6,6 +6,7 @@ import uuid
 
 import pytest
 
+from oncekey.console.dossier import gather
 from oncekey.core.deferred import DEAD_LETTER, TakenUp
 from oncekey.core.model import HOUR, MINUTE, SECOND, Completed, Effects, Outcome, ParcelKind, State, StoredResponse
 from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order
@@ -100,6 +101,27 @@ def test_not_executed_requeues_the_call_without_its_intent(post):
     assert post.record(parcel).intent is None
     (held,) = post.claim()
     assert post.take_up(held).record.intent.sends == 1
+
+
+def test_a_call_that_was_sent_before_it_was_declared_not_executed_is_not_counted_as_one(post):
+    parcel = buried(post)
+    first = post.world.clock.now
+    first_page = post.go(gather(post.world.store, parcel.record_id, None))
+    assert (first_page.resent_after, first_page.queued_again) == (None, None)
+    post.world.advance(HOUR)
+    command = OperatorCommand(Order.NOT_EXECUTED, "not in the provider's list")
+    assert isinstance(post.go(operate.act(post.world.store, parcel.record_id, command, ANN)), Moved)
+    declared = post.world.clock.now
+    post.world.advance(MINUTE)
+    (held,) = post.claim()
+    taken = post.take_up(held)
+    assert taken.record.intent.sends == 1
+    post.go(post.box.park(taken.lease, taken.held, Trigger.DEAD_LETTER, DEAD_LETTER, "time-out"))
+    page = post.go(gather(post.world.store, parcel.record_id, None))
+    assert (page.resent_after, page.queued_again) == (declared, declared)
+    made = [(event.at, event.what) for event in page.timeline if "announced" in event.what]
+    call = f"call {post.topic} announced"
+    assert made == [(first, call), (declared + MINUTE, f"{call} again")]
 
 
 def test_discarding_a_dead_call_stores_its_response(post):

@@ -40,7 +40,7 @@ def list_letters(store: options.StoreUrl, *, limit: options.Limit = 100, as_json
     """List the dead letters, oldest first. Changes nothing.
 
     JSON: {"now", "items": [{"id", "kind", "topic", "key", "scope", "downstream_key", "attempts", "created_at",
-    "died_at", "first_error", "last_error"}], "next"}.
+    "died_at", "first_error", "last_error"}], "next"}. "attempts" counts since the last retry.
     """
 
     async def looking(engine: AsyncEngine) -> tuple[DeadLetter, ...]:

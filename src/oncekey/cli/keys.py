@@ -22,6 +22,7 @@ from oncekey.engine import operate
 from oncekey.engine.fronts import check_fronts
 
 if TYPE_CHECKING:
+    from oncekey.core.resolution import AnnouncedCall
     from oncekey.core.transitions import AuditEntry
     from oncekey.core.upkeep import Page
     from oncekey.engine.shell import AsyncEngine
@@ -136,7 +137,8 @@ def show(
     JSON: the fields of GET /idempotency-keys/KEY, and "means", "why", "scope", "effects", "recovery", "incarnation",
     "fence", "version", "owner", "lease_until", "deadline", "reconcile_after", "reconcile_tries", "steps", "open_call",
     "downstream_keys", "result_shape", "not_executed_is_believed_from", "parcels", "evidence", "retry", "possible",
-    "now".
+    "now". "open_call" counts its "sends" since "first_sent_at"; if it was also sent before that, they were declared not
+    executed at "declared_not_executed_at".
 
     Exit code 1 if there is no such key, or if several match.
     """
@@ -472,16 +474,20 @@ async def known_of(
     if record is None:
         return keys_show.RecordView(sight)
     audit: tuple[AuditEntry, ...] = ()
-    if record.last_error is not None and engine.store.audit is not None:
+    if (record.last_error is not None or record.intent is not None) and engine.store.audit is not None:
         audit = await adrive(operate.history_of(engine.store, record_id), engine.driver.run)
+    announced: tuple[AnnouncedCall, ...] = ()
+    if record.intent is not None and engine.store.reconcile is not None:
+        calls_of = engine.store.reconcile.calls_of(record.intent.downstream_key, None)
+        announced = await adrive(calls_of, engine.driver.run)
     if record.effects is Effects.INLINE:
         calls = (*calls, *(await options.called(engine, app)).get(record.operation, ()))
     by_hand = record.memo[-1].name if record.memo and record.memo[-1].by_hand else None
     phase = by_hand if record.intent is None else record.intent.phase
     if phase is None or record.effects is not Effects.PHASED:
-        return keys_show.RecordView(sight, calls=calls, audit=audit)
+        return keys_show.RecordView(sight, calls=calls, audit=audit, announced=announced)
     last = await adrive(operate.operations_of(engine.store).last_result(record.operation, phase), engine.driver.run)
-    return keys_show.RecordView(sight, last, calls, audit)
+    return keys_show.RecordView(sight, last, calls, audit, announced)
 
 
 async def _list(

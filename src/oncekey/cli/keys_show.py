@@ -19,11 +19,12 @@ from oncekey.core.results import shape_of
 from oncekey.core.rulings import Situation, situate
 from oncekey.core.scope import shown_scope
 from oncekey.frameworks.resources import describe, in_flight
-from oncekey.ops.explain_retry import downstream_keys, expires, meaning, prospect, purpose, why
+from oncekey.ops.explain_retry import downstream_keys, expires, meaning, prospect, purpose, resent_after, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from oncekey.core.resolution import AnnouncedCall
     from oncekey.core.transitions import AuditEntry
     from oncekey.engine.request import KeyView
 
@@ -51,6 +52,8 @@ class RecordView:
     calls: tuple[str, ...] = ()
     """The names of the calls of an INLINE handler, which does not announce them."""
     audit: tuple[AuditEntry, ...] = ()
+    announced: tuple[AnnouncedCall, ...] = ()
+    """The announcements of the open call, in any incarnation."""
 
 
 def line_of(record: Record, now: Instant) -> dict[str, Any]:
@@ -101,7 +104,7 @@ def shown(known: RecordView, key: str) -> dict[str, Any]:
             {"name": entry.name, "kind": entry.kind.value, "result": shown_text(entry.result), "by_hand": entry.by_hand}
             for entry in record.memo
         ],
-        "open_call": open_call(record.intent),
+        "open_call": _open_call_in_full(known, record),
         "downstream_keys": downstream_keys(record, known.calls),
         "result_shape": shape,
         "not_executed_is_believed_from": believed(record),
@@ -254,6 +257,13 @@ def open_call(intent: Intent | None) -> dict[str, Any] | None:
         "send_by": moment(intent.send_by),
         "repeatable_until": moment(intent.repeatable_until),
     }
+
+
+def _open_call_in_full(known: RecordView, record: Record) -> dict[str, Any] | None:
+    """The open call, with the time at which its earlier sends were declared not executed: `sends` counts from there."""
+    call = open_call(record.intent)
+    resent = resent_after(record, known.announced, known.audit)
+    return None if call is None else {**call, "declared_not_executed_at": moment(resent)}
 
 
 def shown_entry(entry: AuditEntry) -> dict[str, Any]:

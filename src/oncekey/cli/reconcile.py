@@ -85,7 +85,8 @@ def list_unknown(
     runs, pass --call OPERATION=NAME or --app.
 
     JSON: {"now", "items": [the fields of `keys list`, and "open_call", "downstream_keys",
-    "not_executed_is_believed_from", "reconcile_after", "reconcile_tries", "given_up"], "next"}.
+    "not_executed_is_believed_from", "reconcile_after", "reconcile_tries", "given_up"], "next"}. "open_call" counts its
+    "sends" since "first_sent_at"; it may have been sent before that, and declared not executed (`keys show`).
     """
     wanted = Search(
         scope=options.scope_named(tenant, namespace, principal, scope),

@@ -20,7 +20,16 @@ from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Actor, AuditEntry, Trigger
 from oncekey.engine.operate import operations_of, survey_of
 from oncekey.engine.request import look
-from oncekey.ops.explain_retry import WHY, downstream_keys, expires, meaning, prospect, why
+from oncekey.ops.explain_retry import (
+    WHY,
+    downstream_keys,
+    expires,
+    meaning,
+    prospect,
+    resent_after,
+    returns,
+    why,
+)
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -208,6 +217,16 @@ class Dossier:
         return words_of(order, self.record, to)
 
     @property
+    def resent_after(self) -> Instant | None:
+        """When the open call was declared not executed, if it was sent before that, too."""
+        return resent_after(self.record, self.calls, self.lines)
+
+    @property
+    def queued_again(self) -> Instant | None:
+        """When the deferred call last returned to the outbox, which begins the count of its attempts anew."""
+        return max(returns(self.record, self.lines, Trigger.NOT_EXECUTED, Trigger.DLQ_RETRY), default=None)
+
+    @property
     def outline(self) -> str:
         """The shape of the last result of the open call, with placeholders for its values."""
         if self.last is None or key_of_text(self.last.result) is not None:
@@ -241,6 +260,9 @@ class Dossier:
         for call in self.calls:
             named = f", at the provider {call.provider_id}" if call.provider_id else ""
             yield Event(call.at, f"call {call.phase} announced", f"downstream key {call.downstream_key}{named}")
+        if record.intent is not None and self.resent_after is not None:
+            sent = f"downstream key {record.intent.downstream_key}"
+            yield Event(record.intent.first_sent_at, f"call {record.intent.phase} announced again", sent)
         for one in self.evidence:
             verdict = f": {one.verdict}" if one.verdict else ", not evaluated yet"
             yield Event(one.at, f"report from {one.report.source}", f"event {one.report.event_id}{verdict}")

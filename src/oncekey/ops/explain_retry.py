@@ -5,7 +5,7 @@ The effect of a retry follows RULINGS: operators see it before and after each ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, assert_never
 
@@ -18,6 +18,7 @@ from oncekey.core.rulings import Situation, situate
 from oncekey.core.transitions import Actor, Trigger
 
 if TYPE_CHECKING:
+    from oncekey.core.resolution import AnnouncedCall
     from oncekey.core.transitions import AuditEntry
 
 WHY: Final[Mapping[str, str]] = MappingProxyType(
@@ -76,6 +77,23 @@ def _is_of(entry: AuditEntry, record: Record) -> bool:
     note = entry.note
     current = (note.incarnation, note.to) == (record.incarnation, record.state)
     return current and note.trigger in _SETTLED and entry.at >= record.last_run_at
+
+
+def resent_after(record: Record, calls: Sequence[AnnouncedCall], audit: Sequence[AuditEntry]) -> Instant | None:
+    """When the open call was declared not executed, if it was announced before that, too: `sends` begins anew there."""
+    intent = record.intent
+    if intent is None:
+        return None
+    announced = [one.at for one in calls if (one.incarnation, one.phase) == (record.incarnation, intent.phase)]
+    first = min(announced, default=intent.first_sent_at)
+    return max(
+        (at for at in returns(record, audit, Trigger.NOT_EXECUTED) if first < at <= intent.first_sent_at), default=None
+    )
+
+
+def returns(record: Record, audit: Sequence[AuditEntry], *triggers: Trigger) -> Iterator[Instant]:
+    """When one of these moves was made in this incarnation."""
+    return (one.at for one in audit if one.note.incarnation == record.incarnation and one.note.trigger in triggers)
 
 
 def expires(record: Record) -> bool:
