@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 
 import pytest
 
@@ -11,8 +12,10 @@ from console.trouble import ACME, INLINE_KEY, OUTBOX_KEY, PHASED_KEY, ZETA, fill
 from console.visiting import Visitor, console_on, said
 from harness import flows
 from oncekey.console.dossier import token_of
+from oncekey.core.deferred import DEAD_LETTER
 from oncekey.core.model import (
     HOUR,
+    MINUTE,
     Effects,
     Outcome,
     ParcelKind,
@@ -21,8 +24,10 @@ from oncekey.core.model import (
     StoredResponse,
 )
 from oncekey.core.transitions import Actor, Trigger
+from oncekey.engine.operation import Operation
 from oncekey.observe import Operated
 from oncekey.once import Once
+from outbox.sending import Post
 
 INLINE, PHASED, OUTBOX = RecordId(ACME, INLINE_KEY), RecordId(ACME, PHASED_KEY), RecordId(ZETA, OUTBOX_KEY)
 WHY = "seen at the provider as ch_1"
@@ -249,6 +254,34 @@ async def test_discarding_a_deferred_call_stores_a_response(at_desk, world, own)
         assert json.loads(record.response.body)["retryable"] is False
 
 
+async def test_a_call_that_was_sent_again_shows_its_earlier_sends(at_desk, world):
+    world.clock.now -= HOUR
+    post = Post(world)
+    parcel = post.deferred()
+
+    def dies():
+        (held,) = post.claim()
+        taken = post.take_up(held)
+        post.go(post.box.park(taken.lease, taken.held, Trigger.DEAD_LETTER, DEAD_LETTER, "time-out"))
+
+    async def body(ann):
+        page = ann.page(parcel.record_id)
+        once = said(await ann.visitor.get(page))
+        assert "announced, no result yet; sent once since" in once
+        assert "earlier sends" not in once
+        assert "defer, 1 attempt since it was queued dead letter" in once
+        await ann.do(f"{page}/move/not-executed", closed="yes", reason="closed there")
+        world.clock.now += HOUR + MINUTE
+        dies()
+        twice = said(await ann.visitor.get(page))
+        assert "its earlier sends were declared not executed at" in twice
+        assert "defer, 1 attempt since it was queued again at" in twice
+        assert f"call {post.topic} announced again" in twice
+
+    dies()
+    await at_desk(body)
+
+
 @pytest.mark.parametrize("verb", ["retry", "discard"])
 async def test_console_retries_or_discards_a_message_without_its_record(at_desk, world, verb):
     async def body(ann):
@@ -298,11 +331,66 @@ async def test_a_result_that_is_no_json_changes_nothing(at_desk, world):
         path = f"{ann.page(PHASED)}/move/executed"
         answer = await ann.visitor.post(path, result="ch_1", reason=WHY, confirmed="yes")
         assert answer.status_code == 422
-        assert "The result is not valid JSON" in said(answer)
+        assert "The result is not JSON that can be stored" in said(answer)
         assert "ch_1</textarea>" in answer.text  # what was typed is not lost
 
     await at_desk(body)
     assert world.record(PHASED).state is State.UNKNOWN
+
+
+async def test_a_refusal_is_not_described_as_a_result(at_desk, world):
+    async def body(ann):
+        form = said(await ann.visitor.get(f"{ann.page(PHASED)}/move/declined"))
+        assert "The provider's refusal, as JSON" in form
+        assert "The handler receives it as the value of RejectedError" in form
+        assert "What the call returned" not in form
+        assert "had the shape" not in form
+        wrong = await ann.visitor.post(f"{ann.page(PHASED)}/move/declined", result="no funds", reason=WHY)
+        assert "The refusal is not JSON that can be stored" in said(wrong)
+        preview, _ = await ann.do(f"{ann.page(PHASED)}/move/declined", result='"no funds"', reason=WHY)
+        assert "Refusal of the provider" in preview
+        assert "Result of the call" not in preview
+
+    await at_desk(body)
+    assert json.loads(world.record(PHASED).memo[-1].result) == {"$": "rejected", "v": "no funds"}
+
+
+@dataclass
+class Charge:
+    id: str
+
+
+async def charge(*, key: str) -> Charge:
+    return Charge(key)
+
+
+async def create_order(op: Operation) -> None:
+    await op.call("charge_created", charge, repeatable=False, result=Charge)
+
+
+async def test_a_mounted_console_compares_a_result_with_the_handler(url, world):
+    once = Once(url)
+    once.protect(effects=Effects.PHASED, operation="create_order")(create_order)
+    path = f"record/{token_of(PHASED)}/move/executed"
+    async with once.lifespan(), Visitor(console_on(once)) as visitor:
+        await visitor.log_in()
+        assert "does not have your application" not in said(await visitor.get(path))
+        for confirmed in ({}, {"confirmed": "yes"}):
+            wrong = await visitor.post(path, result='{"id": 5}', reason=WHY, **confirmed)
+            assert wrong.status_code == 422
+            assert "at .id: it is a whole number, and text was declared" in said(wrong)
+            assert "which the handler declares for 'charge_created'" in said(wrong)
+        assert world.record(PHASED).state is State.UNKNOWN
+        await Desk(visitor, world).do(path, result='{"id": "ch_1"}', reason=WHY)
+    assert world.record(PHASED).state is State.FAILED_RETRYABLE
+
+
+async def test_a_console_without_the_application_says_that_results_are_not_checked(at_desk):
+    async def body(ann):
+        form = said(await ann.visitor.get(f"{ann.page(PHASED)}/move/executed"))
+        assert "This console does not have your application" in form
+
+    await at_desk(body)
 
 
 async def test_late_confirmation_is_rejected_if_the_record_changed(at_desk, world):

@@ -26,13 +26,12 @@ from oncekey.cli.applications import load, url_of
 from oncekey.cli.printing import as_json, broken, plain
 from oncekey.core import model
 from oncekey.core.checks import MEMORY, Front
-from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, ResultInvalidError, ResultNotStorableError
+from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, ResultNotStorableError
 from oncekey.core.flow import adrive
 from oncekey.core.memo import decode, encode, rejected
 from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, Record, RecordId, lapse
 from oncekey.core.operate import Forbidden, Moved, Possibility
 from oncekey.core.policy import Policy
-from oncekey.core.results import fitted
 from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, parts_of, shown_scope
 from oncekey.core.transitions import Actor, Mover
 from oncekey.databases.address import Kind
@@ -438,21 +437,12 @@ def checked_by(app: str | None, result: str | None) -> Callable[[Record], str | 
     """A check of a result against the handler's declaration: returns why it does not match, or None."""
     if app is None or result is None:
         return lambda _: None
-    from oncekey.workers.tasks import declared_by
+    from oncekey.workers.tasks import result_mismatch
 
     application, value = load(app), decode(encode(json.loads(result), _DEFAULTS.max_result_bytes))
 
     def check(record: Record) -> str | None:
-        handler = application.enrolled.get(record.operation)
-        last = record.memo[-1].name if record.memo else None
-        phase = last if record.intent is None else record.intent.phase
-        declared = None if handler is None or phase is None else declared_by(handler, phase)
-        if declared is None:
-            return None
-        try:
-            fitted(value, declared)
-        except ResultInvalidError as error:
-            return f"--result is {error}, which the handler declares for {phase!r}"
-        return None
+        wrong = result_mismatch(application, record, value)
+        return None if wrong is None else f"--result is {wrong}"
 
     return check

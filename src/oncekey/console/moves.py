@@ -17,7 +17,7 @@ from oncekey.console.dossier import Dossier, after, gather, token_of
 from oncekey.console.orders import FOR_LETTERS, MESSAGE, ORDERS, SLUGS, refusal_of, runbook_of
 from oncekey.console.views import FormError, Handler, Refused, Visit, is_number, reason_of
 from oncekey.core.errors import ResultNotStorableError
-from oncekey.core.memo import encode, rejected
+from oncekey.core.memo import decode, encode, rejected
 from oncekey.core.model import Completed, Effects, EntryKind, MemoEntry, Outcome, ParcelKind, Snapshot, StoredResponse
 from oncekey.core.operate import Forbidden, Move, OperatorCommand, Order, decide
 from oncekey.core.policy import Policy
@@ -25,6 +25,7 @@ from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate
 from oncekey.engine.operate import operations_of
 from oncekey.ops.explain_retry import prospect
+from oncekey.workers.tasks import result_mismatch
 
 if TYPE_CHECKING:
     from oncekey.console.app import Console
@@ -74,6 +75,7 @@ class Moves:
         record = dossier.record
         try:
             command = command_of(order, record, visit.form)
+            self._check_result(command, record)
         except FormError as wrong:
             return self._form(visit, order, dossier, None, str(wrong))
         if visit.form_field("confirmed") != "yes":
@@ -123,6 +125,15 @@ class Moves:
             return RedirectResponse(f"{visit.base}/letters?moved={SLUGS[order]}", 303)
         return RedirectResponse(f"{visit.base}/record/{token_of(dossier.record.id)}?moved={SLUGS[order]}", 303)
 
+    def _check_result(self, command: OperatorCommand, record: Record) -> None:
+        """Refuse a result that does not match the handler's `result=`, which only a console with a `Once` knows."""
+        once = self._console.store
+        if isinstance(once, str) or command.result is None or command.order is not Order.EXECUTED:
+            return
+        wrong = result_mismatch(once, record, decode(command.result))
+        if wrong is not None:
+            raise FormError(f"The result is {wrong}.")
+
     async def _owner(self, letter: DeadLetter) -> Dossier | None:
         """The record that moves with a letter; None if the letter moves alone."""
         if letter.parcel.kind is ParcelKind.EMIT:
@@ -154,6 +165,7 @@ class Moves:
             wrong=wrong,
             refused=refused,
             given=given,
+            checks_results=not isinstance(self._console.store, str),
             **_about(order, dossier, letter),
         )
 
@@ -233,7 +245,8 @@ def _result(text: str, *, final_no: bool) -> str:
     try:
         stored = encode(json.loads(text), _DEFAULTS.max_result_bytes)
     except (ValueError, ResultNotStorableError):
-        raise FormError("The result is not valid JSON. Enter it as the call would have returned it.") from None
+        what = "refusal" if final_no else "result"
+        raise FormError(f"The {what} is not JSON that can be stored. Enter it as the handler receives it.") from None
     return rejected(MemoEntry("-", EntryKind.CALL, stored)).result if final_no else stored
 
 
@@ -247,7 +260,9 @@ def _about(order: Order, dossier: Dossier | None, letter: DeadLetter | None) -> 
     record = None if dossier is None else dossier.record
     asks = ""
     if record is not None and order in {Order.EXECUTED, Order.DECLINED}:
-        asks = "result" if record.effects is Effects.PHASED else "answer"
+        asks = "answer"
+        if record.effects is Effects.PHASED:
+            asks = "result" if order is Order.EXECUTED else "refusal"
     elif order is Order.DISCARD and record is not None:
         asks = "own answer"
     words = MESSAGE[order] if dossier is None else dossier.words(order)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from oncekey.core.errors import ConfigurationError
-from oncekey.core.model import Effects
+from oncekey.core.errors import ConfigurationError, ResultInvalidError
+from oncekey.core.model import Effects, Record
+from oncekey.core.results import fitted
 from oncekey.ops.tasks import NAMES, TASKS
 from oncekey.workers.completer import CompletedApplication, Completer
 from oncekey.workers.health import Presence
@@ -186,6 +187,21 @@ def declared_by(handler: Callable[..., Any], phase: str) -> Any:  # noqa: ANN401
         if (attribute, name) == ("call", phase):
             given = next((one.value for one in node.keywords if one.arg == "result"), None)
             return None if given is None else _looked_up(given, inspect.unwrap(handler))
+    return None
+
+
+def result_mismatch(once: Application, record: Record, value: Any) -> str | None:  # noqa: ANN401  (whatever a call returned)
+    """Why a result does not match what the handler declares for the call that it is for; None if it does."""
+    handler = once.enrolled.get(record.operation)
+    last = record.memo[-1].name if record.memo else None
+    phase = last if record.intent is None else record.intent.phase
+    declared = None if handler is None or phase is None else declared_by(handler, phase)
+    if declared is None:
+        return None
+    try:
+        fitted(value, declared)
+    except ResultInvalidError as error:
+        return f"{error}, which the handler declares for {phase!r}"
     return None
 
 
