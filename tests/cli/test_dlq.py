@@ -85,6 +85,38 @@ def test_dlq_list_and_show_print_calls_and_messages(shop, url):
     assert '{"to":"ann"}' in oncekey("dlq", "show", str(message.id), "--store", url).stdout
     missing = oncekey("dlq", "show", str(uuid.uuid4()), "--store", url)
     assert (missing.exit_code, missing.stdout) == (1, "")
+    assert missing.stderr == "oncekey: there is no dead letter with this id\n"
+
+
+@pytest.mark.parametrize("repeatable", [None, 20 * HOUR], ids=["once", "repeatable"])
+def test_dlq_show_prints_only_possible_commands(shop, url, repeatable):
+    parcel = deferred(shop, repeatable=repeatable)
+    text = oncekey("dlq", "show", str(parcel.id), "--store", url).stdout
+    assert (f"oncekey dlq retry {parcel.id}" in text) is (repeatable is not None)
+    assert f"oncekey dlq discard {parcel.id}" in text
+    closed = "" if repeatable else " --closed"  # within the window sending again is safe
+    assert f"oncekey keys resolve {KEY} --tenant acme --not-executed{closed} --reason '...'" in text
+    assert f"oncekey keys show {KEY}" in text
+    done = ("keys", "resolve", KEY, "--store", url, "--not-executed", *closed.split(), "--reason", "closed there")
+    assert oncekey(*done).exit_code == 0
+    assert flows.find(shop, ID).record.state is State.PENDING
+
+
+def test_dlq_show_of_a_call_without_its_request_offers_only_discard(shop, url):
+    box = shop.store.outbox
+    parcel = Parcel(uuid.uuid4(), ParcelKind.DEFER, ID, uuid.uuid4(), "receipts", "{}", "dk-2")
+    transaction = Transaction("put", Mode.ATOMIC, lambda: box.putting((parcel,)))
+
+    def alone():
+        return (yield transaction)
+
+    go(shop, alone())
+    (held,) = go(shop, box.due("worker", ("receipts",), 10, MINUTE))
+    assert go(shop, box.bury(held, "no such request"))
+    text = oncekey("dlq", "show", str(parcel.id), "--store", url).stdout
+    assert f"oncekey dlq discard {parcel.id}" in text
+    assert "dlq retry" not in text
+    assert "keys resolve" not in text
 
 
 def test_dlq_retry_requeues_a_repeatable_call_within_its_window(shop, url):

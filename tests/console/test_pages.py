@@ -129,6 +129,9 @@ async def test_record_page_explains_the_state_and_shows_the_timeline(url, troubl
         assert "Unknown: the call 'charge_created' may have been made" in words
         assert "Nothing is executed until it is resolved" in words
         assert "A resolver has checked 3 times and will check again." in words
+        assert "Provider checks 3, next" in words
+        put(trouble, State.UNKNOWN, Effects.INLINE, "late", reconcile_after=trouble.clock.now - MINUTE)
+        assert "Provider checks 0, overdue since" in said(await visitor.get(await visitor.find("late", "acme")))
         story = trouble.record(RecordId(ACME, PHASED_KEY)).incarnation.hex
         assert f'href="https://traces.example/trace/{story}"' in page.text
         assert 'href="https://logs.example/create_order"' in page.text
@@ -193,7 +196,9 @@ async def test_queue_pages_show_references_for_the_provider(url, trouble):
         (defer,) = [
             one.parcel for one in trouble.go(trouble.store.outbox.dead_letters(9)) if one.parcel.kind == "defer"
         ]
-        assert "A request's own call" in said(await visitor.get(f"letter/{defer.id}"))
+        page = await visitor.get(f"letter/{defer.id}")
+        assert "A request's own call" in said(page)
+        assert f'/record/{token_of(defer.record_id)}">the page of its request</a>' in page.text
         assert (await visitor.get(f"letter/{uuid.uuid4()}")).status_code == 404
         assert (await visitor.get("letter/nonsense")).status_code == 404
 

@@ -10,10 +10,11 @@ import typer
 from oncekey.cli import applications, options, printing
 from oncekey.core.enclosing import shown_text
 from oncekey.core.flow import Flow, adrive
-from oncekey.core.model import DeadLetter, ParcelKind, RecordId, moment
-from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order
+from oncekey.core.model import DeadLetter, ParcelKind, RecordId, Snapshot, moment
+from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, ParcelLocation, possible
 from oncekey.engine import operate
 from oncekey.engine.operate import LetterMoved
+from oncekey.ops.explain_retry import purpose
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,29 +65,43 @@ def show(letter_id: LetterId, store: options.StoreUrl, *, as_json: options.AsJso
     JSON: the fields of `dlq list`, and "payload" (as it was written), "incarnation", "order_by".
     """
 
-    async def looking(engine: AsyncEngine) -> DeadLetter | None:
-        return await adrive(operate.box_of(engine.store).find_dead_letter(letter_id), engine.driver.run)
+    async def looking(engine: AsyncEngine) -> tuple[DeadLetter, Snapshot, tuple[ParcelLocation, ...]] | None:
+        letter = await adrive(operate.box_of(engine.store).find_dead_letter(letter_id), engine.driver.run)
+        if letter is None:
+            return None
+        parcels = operate.operations_of(engine.store).parcels(letter.parcel.incarnation)
+        return letter, await engine.find(letter.parcel.record_id), await adrive(parcels, engine.driver.run)
 
-    letter = options.work(store, looking)
-    if letter is None:
-        options.refuse(Forbidden(operate.NO_LETTER), json_wanted=as_json)
+    found = options.work(store, looking)
+    if found is None:
+        options.refuse(Forbidden(operate.NO_LETTER), json_wanted=as_json, read=True)
     if as_json:
-        printing.as_json(_shape(letter))
+        printing.as_json(_shape(found[0]))
     else:
-        printing.lines(letter_lines(letter))
+        printing.lines(letter_lines(*found))
 
 
-def letter_lines(letter: DeadLetter) -> Iterator[str]:
-    """The lines of `dlq show`: a dead letter, and the commands that apply to it."""
-    parcel = letter.parcel
+def letter_lines(letter: DeadLetter, seen: Snapshot, parcels: tuple[ParcelLocation, ...]) -> Iterator[str]:
+    """The lines of `dlq show`: a dead letter, and the commands that are possible now."""
+    parcel, record = letter.parcel, seen.record
     yield from printing.pairs(
         [(name.replace("_", " "), value) for name, value in _shape(letter).items() if value is not None]
     )
-    yield from ("", "Retry or discard it:")
-    for verb in ("retry", "discard"):
-        yield f"  oncekey dlq {verb} {parcel.id} --reason '...'"
-    if parcel.kind is ParcelKind.DEFER:
-        yield "If its call was made, record the outcome instead, as shown by:"
+    yield ""
+    if parcel.kind is ParcelKind.EMIT:
+        yield "Retry or discard it:"
+        yield from (f"  oncekey dlq {verb} {parcel.id} --reason '...'" for verb in ("retry", "discard"))
+    elif record is None or operate.is_settled(record, letter):
+        yield "Its request was deleted, or settled without it, so nothing needs the call:"
+        yield f"  oncekey dlq discard {parcel.id} --reason '...'"
+    else:
+        for one in possible(record, seen.now, parcels):
+            yield f"{purpose(one.order, record)}:"
+            command = options.possibility(one, parcel.record_id)["command"]
+            yield from (f"  {line}" for line in printing.broken(command, indent=6))
+            if one.note:
+                yield f"  {one.note}"
+        yield "Its request:"
         yield f"  oncekey keys show {options.typed(parcel.record_id)}"
 
 
@@ -106,7 +121,8 @@ def retry(
     A `defer` goes back together with its record: unknown becomes pending, and a worker makes the call. That is allowed
     only while repeating the call is safe: within the window that its topic declares, or if its result is already
     stored. After that the provider could execute it twice: check with the provider, and record the outcome with
-    `oncekey keys resolve`. Until the call ends, a client that retries receives 202 (accepted).
+    `oncekey keys resolve`; its --not-executed returns the call to the outbox. Until the call ends, a client that
+    retries receives 202 (accepted).
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} for a `defer`, {"changed": true, "letter"} for an
     `emit`, or {"changed": false, "why", "possible"}. "row" is the number of the move in docs/explanation/states.md.
@@ -141,7 +157,8 @@ def discard(
 
     A `defer` whose request is still open is discarded with a response: its record is completed as a failure, and
     retries of the client receive that response. Pass --status and --body to choose it. Discard it only if the call was
-    not made, or was undone at the provider; if it was made, use `oncekey keys resolve --executed` instead.
+    not made, or was undone at the provider; if it was made, use `oncekey keys resolve --executed` instead. If it was
+    not made and still should be, use `oncekey keys resolve --not-executed`: a worker makes it.
 
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": true, "letter"}, or {"changed":
     false, "why", "possible"}. "row" is the number of the move in docs/explanation/states.md.

@@ -150,7 +150,7 @@ def show(
             return found
         return await known_of(engine, found, tuple(call or ()), app)
 
-    known = _one(options.work(store, looking), key, json_wanted=as_json)
+    known = _one(options.work(store, looking), key, json_wanted=as_json, read=True)
     shape = keys_show.shown(known, key)
     if as_json:
         printing.as_json(shape)
@@ -158,7 +158,8 @@ def show(
         printing.lines(keys_show.record_lines(known, shape, verbose=verbose))
         if not verbose and "scope" in shape:
             typer.echo(
-                "\n--verbose shows every field, `oncekey keys history` the moves that no request made.", err=True
+                "\n--verbose shows every field, `oncekey keys history` what workers, resolvers and operators changed.",
+                err=True,
             )
 
 
@@ -172,7 +173,13 @@ def history(
     scope: options.Scope = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show the audit of a key: every move by sweeper, reaper, resolver, worker and operators.
+    """Show the audit of a key: what workers, resolvers, webhooks and operators changed.
+
+    It has releases by the sweeper, deletions by the reaper, settled outcomes, take-overs of a request whose owner died
+    or failed, and failed attempts of a deferred call. It does not have the outcome of a run, whether a client's or a
+    worker's request made it: the record has that (`oncekey keys show`). An outcome that was settled has the trigger
+    `executed`, `declined`, `not_executed`, `discard` (a dead letter was given up) or `replace` (a result that an
+    operator had entered was corrected).
 
     Entries outlive the record; the incarnation distinguishes successive records of one key. For a key whose record is
     gone, pass --tenant. The reaper writes one entry for the keys of a tenant that it deletes in one batch, unless the
@@ -193,7 +200,7 @@ def history(
             return found
         return await adrive(operate.history_of(engine.store, found), engine.driver.run)
 
-    found = _one(options.work(store, looking), key, json_wanted=as_json)
+    found = _one(options.work(store, looking), key, json_wanted=as_json, read=True)
     entries = [keys_show.shown_entry(entry) for entry in found]
     if as_json:
         printing.as_list(entries)
@@ -337,9 +344,10 @@ def bust(
 
     For a response that should not have been stored, such as a failure whose cause is fixed. A stored success needs
     --runs-again: LOCAL and INLINE execute from the beginning; PHASED keeps its finished steps and only computes its
-    response again. A call that the provider declined is a finished step, so the provider is not called again: for
-    another attempt the client needs a new key. An OUTBOX response cannot be busted, because its
-    handler must not run twice. Refused while the record has entries in the outbox or dead letters.
+    response again, when the client retries: a finished record has no stored request for a worker. A call that the
+    provider declined is a finished step, so the provider is not called again: for another attempt the client needs a
+    new key. An OUTBOX response cannot be busted, because its handler must not run twice. Refused while the record has
+    entries in the outbox or dead letters.
 
     Applications with a shared `replay_cache` would replay the response for up to its `life`: --replay-cache removes it
     there first. The copies in the memory of processes last until their `life` ends.
@@ -452,12 +460,12 @@ def _act(
     options.print_move(_one(done, target.key, json_wanted=json_wanted), json_wanted=json_wanted, verbose=verbose)
 
 
-def _one(found: T | options.Several | Forbidden, key: str, *, json_wanted: bool) -> T:
+def _one(found: T | options.Several | Forbidden, key: str, *, json_wanted: bool, read: bool = False) -> T:
     """The one result of a search; if none or several match, print why and exit."""
     if isinstance(found, options.Several):
-        options.refuse_several(found, key, json_wanted=json_wanted)
+        options.refuse_several(found, key, json_wanted=json_wanted, read=read)
     if isinstance(found, Forbidden):
-        options.refuse(found, json_wanted=json_wanted)
+        options.refuse(found, json_wanted=json_wanted, read=read)
     return found
 
 

@@ -29,7 +29,7 @@ from oncekey.core.checks import MEMORY, Front
 from oncekey.core.errors import CommitAmbiguousError, ConfigurationError, ResultNotStorableError
 from oncekey.core.flow import adrive
 from oncekey.core.memo import decode, encode, rejected
-from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, Record, RecordId, lapse
+from oncekey.core.model import HOUR, MINUTE, SECOND, Duration, Instant, Record, RecordId, lapse, moment
 from oncekey.core.operate import Forbidden, Moved, Possibility
 from oncekey.core.policy import Policy
 from oncekey.core.scope import NO_NAMESPACE, BindTo, bound_scope, parts_of, shown_scope
@@ -312,21 +312,25 @@ def print_move(moved: Moved, *, json_wanted: bool, verbose: bool = False) -> Non
         )
         return
     rule = f" by row {moved.move.row.number} of the table of moves" if verbose else ""
-    typer.echo(
-        f"{plain(after.id.key)} of {plain(shown_scope(after.id.scope))}: {seen.state} -> {after.state}{rule} (audited)"
-    )
+    change = f"{seen.state} -> {after.state}"
+    if moved.move.expires_at is not None:
+        change = f"kept until {moment(after.expires_at)}"
+    typer.echo(f"{plain(after.id.key)} of {plain(shown_scope(after.id.scope))}: {change}{rule} (audited)")
     typer.echo(prospect(after, moved.snapshot.now))
 
 
 def refuse(
-    forbidden: Forbidden, *, json_wanted: bool, about: RecordId | None = None, verbose: bool = False
+    forbidden: Forbidden, *, json_wanted: bool, about: RecordId | None = None, verbose: bool = False, read: bool = False
 ) -> NoReturn:
-    """Print why the change was refused, and the commands that are possible instead; exit. Nothing was changed."""
+    """Print why the change was refused, and the commands that are possible instead; exit. Nothing was changed.
+
+    `read`: the command would have changed nothing.
+    """
     if json_wanted:
         shown = [possibility(one, about) for one in forbidden.instead]
         as_json({"changed": False, "why": forbidden.why, "possible": shown})
         raise typer.Exit(REFUSED)
-    typer.echo(f"oncekey: not done: {plain(forbidden.why)}", err=True)
+    typer.echo(f"oncekey: {'' if read else 'not done: '}{plain(forbidden.why)}", err=True)
     if verbose and forbidden.rule:
         typer.echo(f"Table of moves: {forbidden.rule}", err=True)
     if forbidden.instead:
@@ -341,14 +345,14 @@ def refuse(
     raise typer.Exit(REFUSED)
 
 
-def refuse_several(several: Several, key: str, *, json_wanted: bool) -> NoReturn:
+def refuse_several(several: Several, key: str, *, json_wanted: bool, read: bool = False) -> NoReturn:
     """Print the keys that match, each with the options that name it; exit. Nothing was changed."""
     why = f"{'more than ' if several.more else ''}{len(several.records)} keys match {key}: pass the options of one"
     if json_wanted:
         found = [{"key": one.id.key, "scope": one.id.scope, "state": one.state.value} for one in several.records]
         as_json({"changed": False, "why": why, "possible": [], "found": found})
         raise typer.Exit(REFUSED)
-    typer.echo(f"oncekey: not done: {plain(why)}", err=True)
+    typer.echo(f"oncekey: {'' if read else 'not done: '}{plain(why)}", err=True)
     for one in several.records:
         about = f"{one.state}, {one.operation}, {age(one.created_at, several.now)} old"
         typer.echo(f"  {plain(typed(one.id))}\n    {plain(about)}", err=True)

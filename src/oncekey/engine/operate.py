@@ -112,7 +112,7 @@ def foresee(store: Store, letter: DeadLetter, command: OperatorCommand) -> Flow[
     if letter.parcel.kind is ParcelKind.EMIT:
         return None
     seen = yield from store.find(letter.parcel.record_id)
-    if _is_settled(seen.record, letter):
+    if is_settled(seen.record, letter):
         return Forbidden(ORPHAN) if command.order is Order.RETRY else None
     parcels = yield from operations_of(store).parcels(letter.parcel.incarnation)
     return decide(command, seen, parcels)
@@ -249,10 +249,11 @@ def pulse(store: Store) -> Flow[tuple[Tally, Roll]]:
 
 def _moves_nothing(store: Store, letter: DeadLetter) -> Flow[bool]:
     """Whether the letter's record is gone, belongs to another request, or is settled: then only the letter moves."""
-    return _is_settled((yield from store.find(letter.parcel.record_id)).record, letter)
+    return is_settled((yield from store.find(letter.parcel.record_id)).record, letter)
 
 
-def _is_settled(record: Record | None, letter: DeadLetter) -> bool:
+def is_settled(record: Record | None, letter: DeadLetter) -> bool:
+    """Whether the record of a letter is gone, belongs to another request, or needs the letter's call no more."""
     return record is None or record.incarnation != letter.parcel.incarnation or record.state in SETTLED
 
 
