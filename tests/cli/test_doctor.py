@@ -78,11 +78,14 @@ def test_doctor_warns_if_no_worker_is_alive(shop, url):
     (finding,) = about(examined(url), "workers")
     assert (finding["level"], finding["seen"]) == ("warning", "none alive")
     assert "oncekey worker" in finding["todo"]
+    assert finding["means"].startswith("deferred calls are not made, ")
     assert about(examined(url, "--workers", "0"), "workers", "ok")
     beat(shop)
     (finding,) = about(examined(url), "workers")
     assert (finding["level"], finding["seen"]) == ("ok", "1 alive; host:7:aa runs relay, completer, sweeper, reaper")
-    assert about(examined(url, "--workers", "2"), "workers", "warning")
+    (finding,) = about(examined(url, "--workers", "2"), "workers", "warning")
+    assert finding["means"].startswith("the live ones do the work; if they stop, deferred calls are not made, ")
+    assert finding["todo"].endswith("pass --workers 1 if there should be no more")
 
 
 def test_doctor_reports_dead_workers_and_tasks_without_a_worker(shop, url):

@@ -244,7 +244,9 @@ async def test_discarding_a_deferred_call_stores_a_response(at_desk, world, own)
     async def body(ann):
         letter = ann.letter(ParcelKind.DEFER)
         _, there = await ann.do(f"letter/{letter.id}/move/discard", reason="cancelled", **answer)
-        assert "dead letter discarded unknown → completed cancelled by ann" in said(await ann.visitor.get(there))
+        page = said(await ann.visitor.get(there))
+        assert "dead letter discarded unknown → completed cancelled by ann" in page
+        assert "Nothing. To try again, the client sends a new key." in page
         assert world.go(world.store.outbox.find_dead_letter(letter.id)) is None
 
     await at_desk(body)
@@ -331,7 +333,7 @@ async def test_a_result_that_is_no_json_changes_nothing(at_desk, world):
         path = f"{ann.page(PHASED)}/move/executed"
         answer = await ann.visitor.post(path, result="ch_1", reason=WHY, confirmed="yes")
         assert answer.status_code == 422
-        assert "The result is not JSON that can be stored" in said(answer)
+        assert "The result is not valid JSON" in said(answer)
         assert "ch_1</textarea>" in answer.text  # what was typed is not lost
 
     await at_desk(body)
@@ -346,7 +348,7 @@ async def test_a_refusal_is_not_described_as_a_result(at_desk, world):
         assert "What the call returned" not in form
         assert "had the shape" not in form
         wrong = await ann.visitor.post(f"{ann.page(PHASED)}/move/declined", result="no funds", reason=WHY)
-        assert "The refusal is not JSON that can be stored" in said(wrong)
+        assert "The refusal is not valid JSON" in said(wrong)
         preview, _ = await ann.do(f"{ann.page(PHASED)}/move/declined", result='"no funds"', reason=WHY)
         assert "Refusal of the provider" in preview
         assert "Result of the call" not in preview

@@ -158,6 +158,8 @@ class Dossier:
             who = "a client's retry, or a worker," if record.request else "a client's retry"
             return f"Nothing: {who} executes the rest."
         if situation is Situation.COMPLETED and record.outcome is Outcome.FAILURE:
+            if record.effects is Effects.OUTBOX:
+                return "Nothing. To try again, the client sends a new key."
             return "Nothing, unless you have fixed the cause of the failure."
         if situation is not Situation.UNKNOWN:
             return _WAIT.get(situation, "")

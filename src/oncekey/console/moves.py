@@ -245,8 +245,10 @@ def _result(text: str, *, final_no: bool) -> str:
     try:
         stored = encode(json.loads(text), _DEFAULTS.max_result_bytes)
     except (ValueError, ResultNotStorableError):
-        what = "refusal" if final_no else "result"
-        raise FormError(f"The {what} is not JSON that can be stored. Enter it as the handler receives it.") from None
+        wrong = "The result is not valid JSON. Enter it as the call would have returned it."
+        if final_no:
+            wrong = "The refusal is not valid JSON. Enter it as the handler receives it, in RejectedError."
+        raise FormError(wrong) from None
     return rejected(MemoEntry("-", EntryKind.CALL, stored)).result if final_no else stored
 
 

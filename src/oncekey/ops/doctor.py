@@ -253,13 +253,14 @@ def workers(roll: Roll, stats: StoreStats, limits: Limits = Limits()) -> Iterato
     seen = f"{len(living) or 'none'} alive{named}"
     if len(living) < limits.workers:
         wanted = "" if limits.workers == 1 else f", but {limits.workers} are required"
+        undone = "deferred calls are not made, keys of dead owners are not released, expired records are not removed"
         yield Finding(
             Level.WARNING,
             "workers",
             f"{seen}{wanted}",
-            "deferred calls are not made, keys of dead owners are not released, expired records are not removed",
-            "run `oncekey worker --app MODULE:NAME`, or pass workers=True to Once; pass --workers 0 if there "
-            "should be none",
+            f"the live ones do the work; if they stop, {undone}" if living else undone,
+            "run `oncekey worker --app MODULE:NAME`, or pass workers=True to Once; pass --workers "
+            f"{len(living)} if there should be {'no more' if living else 'none'}",
         )
     else:
         yield Finding(Level.OK, "workers", seen)
@@ -354,8 +355,12 @@ def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
         (
             "resumable",
             limits.resumable,
-            "work was started and not resumed: it needs a client's retry or a completer",
-            "run `oncekey worker --app ...`; the log of a running one names each request that the application refuses",
+            "work was started and not resumed: it needs a client's retry, or a completer if its request is stored",
+            (
+                "run `oncekey worker --app ...`; the log of a running one names each request that the application "
+                "refuses. Only the client's retry completes a request that is not stored, as after `keys bust`: see "
+                "`oncekey keys show`"
+            ),
         ),
         (
             "expired",
@@ -373,7 +378,7 @@ def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
             "dead_letters",
             limits.dead,
             "they failed too often, or may have been sent and must not be repeated; no worker retries them",
-            "`oncekey dlq list`; then `oncekey dlq retry` or `oncekey dlq discard`",
+            "`oncekey dlq list`; then `oncekey dlq show ID`, which prints the commands that are possible",
         ),
     )
 
