@@ -9,10 +9,11 @@ import pytest
 
 from oncekey.core.guards import Facts
 from oncekey.core.model import SECOND, Completed, Effects, Outcome, ParcelKind, Snapshot, State, StoredResponse
-from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, ParcelLocation, decide, possible
-from oncekey.core.transitions import Actor, Fence, Illegal, Mover, Transition, Trigger, find_transition
+from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, ParcelLocation, audited_as, decide, possible
+from oncekey.core.transitions import Actor, Fence, Illegal, Mover, Note, Transition, Trigger, find_transition
 from oncekey.engine import operate
 from oncekey.ops.explain_retry import prospect
+from oncekey.stores.cells_operate import LoggedMoves
 from operate.rows import NOW, a_parcel, copy_of, every_row, look, write
 
 ANN = Mover(Actor.OPERATOR, "ann")
@@ -168,6 +169,15 @@ def _check_moved(world, was, done, said, command):
     )  # fmt: skip
     assert note.why.startswith(command.reason)
     assert (entry.at, note.fence, note.incarnation) == (NOW, row.fence, row.incarnation)
+
+
+def test_a_store_without_an_audit_logs_what_was_found(caplog):
+    record = next(one for one in every_row() if (one.state, one.effects) == (State.UNKNOWN, Effects.INLINE))
+    for order, word in ((Order.EXECUTED, "executed"), (Order.DECLINED, "declined"), (Order.DISCARD, "discard")):
+        note = Note.of(record, State.COMPLETED, audited_as(order, record), ANN, "asked")
+        assert list(LoggedMoves().noting((note,))) == []
+        assert f"operator ann: {word} of {record.operation} (digest " in caplog.messages[-1]
+        assert caplog.messages[-1].endswith("), unknown to completed, because asked")
 
 
 def test_suggested_orders_are_those_the_table_allows():

@@ -49,9 +49,10 @@ class LoggedMoves:
         yield from ()
         for note in notes:
             log.warning(
-                "%s %s of %s (digest %s): %s to %s, because %s",
+                "%s %s: %s of %s (digest %s), %s to %s, because %s",
                 note.actor.value,
                 note.who,
+                note.trigger.value,
                 note.operation,
                 note.key_digest,
                 None if note.source is None else note.source.value,
