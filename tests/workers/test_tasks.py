@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
 
 from oncekey import PHASED, Once, Operation
 from oncekey.cli.worker import HELP
@@ -11,7 +14,7 @@ from oncekey.observe.measuring import look
 from oncekey.ops import doctor
 from oncekey.ops.stats import Queue, Roll, StoreStats, Waiting, Worker
 from oncekey.ops.tasks import NAMES, RECONCILER, TASKS
-from oncekey.workers.tasks import tasks_for
+from oncekey.workers.tasks import declared_by, tasks_for
 
 
 async def test_every_task_with_work_is_scheduled_and_measured(tmp_path: Path) -> None:
@@ -47,3 +50,33 @@ def test_the_doctor_reports_missing_tasks_with_pending_work() -> None:
     needed = [task for task in TASKS if task is not RECONCILER]
     assert missing.seen == f"no live worker runs {' or '.join(task.name for task in needed)}"
     assert missing.means == "; ".join(task.undone for task in needed)
+
+
+class Charge(TypedDict):
+    id: str
+
+
+async def declaring(op: Any) -> None:
+    await op.call("model", None, result=Charge)
+    await op.call("list", None, result=list[Charge])
+    await op.call("mapping", None, result=dict[str, list[int]])
+    await op.call("optional", None, result=Charge | None)
+    await op.call("nothing", None, result=None)
+    computed: Any = type(op)
+    await op.call("computed", None, result=list[computed])
+
+
+@pytest.mark.parametrize(
+    ("phase", "declared"),
+    [
+        ("model", Charge),
+        ("list", list[Charge]),
+        ("mapping", dict[str, list[int]]),
+        ("optional", Charge | None),
+        ("nothing", None),
+        ("computed", None),
+        ("absent", None),
+    ],
+)
+def test_the_declared_result_of_a_call_is_read_from_the_handler(phase: str, declared: Any) -> None:
+    assert declared_by(declaring, phase) == declared

@@ -186,7 +186,9 @@ def declared_by(handler: Callable[..., Any], phase: str) -> Any:  # noqa: ANN401
     for attribute, name, node in _calls_in(handler):
         if (attribute, name) == ("call", phase):
             given = next((one.value for one in node.keywords if one.arg == "result"), None)
-            return None if given is None else _looked_up(given, inspect.unwrap(handler))
+            if given is None or isinstance(given, ast.Constant):
+                return None
+            return _looked_up(given, inspect.unwrap(handler))
     return None
 
 
@@ -229,11 +231,23 @@ def _calls_in(handler: Callable[..., Any]) -> Iterator[tuple[str, str, ast.Call]
 
 
 def _looked_up(node: ast.expr, function: Callable[..., Any]) -> Any:  # noqa: ANN401  (whatever it names)
+    """The value of a name, or of a type such as `list[Charge]` or `Charge | None`; None if it is anything else."""
     match node:
         case ast.Name(id=name):
             seen = inspect.getclosurevars(function)
             return {**seen.builtins, **seen.globals, **seen.nonlocals}.get(name)
         case ast.Attribute(value=inner, attr=name):
             return getattr(_looked_up(inner, function), name, None)
+        case ast.Constant(value=None):
+            return type(None)
+        case ast.Subscript(value=generic, slice=arguments):
+            listed = arguments.elts if isinstance(arguments, ast.Tuple) else [arguments]
+            of, *parts = (_looked_up(one, function) for one in (generic, *listed))
+            if of is None or None in parts:
+                return None
+            return of[tuple(parts) if isinstance(arguments, ast.Tuple) else parts[0]]
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            either = [_looked_up(one, function) for one in (left, right)]
+            return None if None in either else either[0] | either[1]
         case _:
             return None
