@@ -111,7 +111,7 @@ DIFFERENT = {
     ),
     152: (
         "docs/reference/schema.md",
-        "Nothing that a heartbeat writes is in these indexes",
+        "No index contains a column that heartbeats write, so that renewals stay heap-only updates.",
         "CREATE INDEX record_running ON oncekey.record (created_at, scope, key) WHERE state = 'in_progress'",
     ),
     218: ("docs/howto/client.md", "Responses stay until `journal.forget(key)`"),
