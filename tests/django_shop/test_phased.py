@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from django.core.exceptions import PermissionDenied
 from django.db import connections
 
 from django_shop.asking import new_key, post, replayed, sold, stored
@@ -107,6 +108,29 @@ def test_a_worker_resumes_a_phased_django_view(alias: str, path: str) -> None:
     assert (done >= 1, failed) == (True, 0)
     assert charges() == ["ch_1"]
     assert replayed(post(path, {"amount": 5, "does": "fail_once"}, key=key))
+
+
+@pytest.mark.parametrize("path", ["/payments", "/apayments"])
+@pytest.mark.parametrize("fails", [None, PermissionDenied("no member")], ids=["none", "raises"])
+def test_a_worker_that_the_tenant_function_rejects_runs_nothing(
+    alias: str, path: str, fails: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_shop import on_default, on_lite
+    from django_shop.site import world
+
+    def rejecting(request) -> None:
+        if fails is not None:
+            raise fails
+
+    once = (on_default if alias == "default" else on_lite).once
+    key = new_key()
+    assert post(path, {"amount": 5, "does": "fail_once"}, key=key).status_code == 500
+    _make_due(alias)
+    with monkeypatch.context() as patched:
+        patched.setattr(once.threads, "_tenant", rejecting)
+        assert worked(once)[1] == 1
+    assert (len(world.charges), charges()) == (1, [""])
+    assert post(path, {"amount": 5, "does": "fail_once"}, key=key).status_code == 201
 
 
 def _make_due(alias: str) -> None:

@@ -179,6 +179,42 @@ async def test_a_worker_authenticated_as_another_principal_is_refused(
     assert small_bank.provider.charges == 1
 
 
+@pytest.mark.parametrize("function", ["tenant", "principal"])
+@pytest.mark.parametrize(
+    ("fails", "end"),
+    [(None, "ConfigurationError"), (LookupError("no member"), "LookupError"), (HTTPException(403), "403")],
+    ids=["none", "error", "403"],
+)
+async def test_a_worker_that_the_application_does_not_identify_is_refused(
+    small_bank: Bank, caplog: pytest.LogCaptureFixture, function: str, fails: Exception | None, end: str
+) -> None:
+    def identify(request: Request) -> str | None:
+        if resumed_as(request) is None:
+            return "acme" if function == "tenant" else "alice"
+        if fails is None:
+            return None
+        raise fails
+
+    names = {"tenant": lambda _: "acme", "principal": lambda _: "alice"}
+    options: dict[str, Any] = {"install": {**names, function: identify}}
+    async with small_bank.process(**options) as dead, small_bank.process(**_copy(options)) as alive:
+        await stranded(small_bank, dead)
+        before = await small_bank.record()
+        completer = Completer(alive.once)
+        assert await completer.run_once() == 0
+        assert (await small_bank.record(), completer.failed, alive.runs) == (before, 1, 0)
+        assert f"received {end} before its handler" in caplog.text
+        assert (f"as the {function} None, but it belongs to" in caplog.text) is (fails is None)
+        assert (await alive.send()).status == 201
+
+
+async def test_a_caller_without_a_principal_is_resumed_as_the_tenant(small_bank: Bank) -> None:
+    options: dict[str, Any] = {"install": {"principal": lambda _: None}}
+    async with small_bank.process(**options) as dead, small_bank.process(**_copy(options)) as alive:
+        await stranded(small_bank, dead)
+        assert await Completer(alive.once).run_once() == 1
+
+
 def _copy(options: dict[str, Any]) -> dict[str, Any]:
     return {name: dict(value) for name, value in options.items()}
 
@@ -203,9 +239,7 @@ async def test_a_rejected_completer_retries_with_backoff(small_bank: Bank, caplo
             if len(asked) > before:
                 times.append(round_)
         assert times == [0, 2, 5, 10]
-        assert (
-            "accept oncekey.resumed_as(request) in the application's authentication and in its check of" in caplog.text
-        )
+        assert "accept oncekey.resumed_as(request) in the application's authentication, in the `tenant`" in caplog.text
         assert KEY not in caplog.text
         assert (await alive.send(headers=[CREDENTIALS[0]])).status == 201
     assert small_bank.provider.charges == 1

@@ -7,6 +7,7 @@ started.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ from typing import Any
 
 from oncekey.core.policy import ErrorFormat, Policy
 from oncekey.frameworks import resuming
+from oncekey.frameworks.asgi.installation import Installation
+from oncekey.frameworks.blocking import Threads
 from skins.rows import SKINS
 from skins.service import Service
 
@@ -24,6 +27,8 @@ SKIN, STORE, PROVIDER, SOCKET = "SKIN", "SKIN_STORE", "SKIN_PROVIDER", "SKIN_SOC
 ERRORS = "SKIN_ERRORS"
 RESUMED = "SKIN_RESUMED"
 """The tenant that the application authenticates a worker's request as, whatever `resumed_as` returns."""
+NAMELESS = "SKIN_NAMELESS"
+"""What the application's `tenant` function does with every request: it `raises`, or returns `nothing`."""
 
 POLICY = Policy(
     complete_interval=timedelta(seconds=0.2),
@@ -38,10 +43,21 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     if RESUMED in os.environ:
         resuming.resumed_as = lambda _: os.environ[RESUMED]
+    if NAMELESS in os.environ:
+        for kind in (Installation, Threads):
+            kind.__init__ = functools.partialmethod(_nameless, kind.__init__)
     skin, url = SKINS[os.environ[SKIN]], os.environ[STORE]
     made = globals()["once"] = skin.once(url, migrate=True, policy=POLICY)  # which Django looks up to make the other
     globals()["app"] = skin.make(Service(made, url, os.environ[PROVIDER]))
     return globals()[name]
+
+
+def _nameless(self: Any, init: Any, *args: Any, **options: Any) -> None:
+    def tenant(_: object) -> None:
+        if os.environ[NAMELESS] == "raises":
+            raise PermissionError("the caller is no longer a member")
+
+    init(self, *args, **{**options, "tenant": tenant})
 
 
 def serve(listening: socket.socket) -> None:

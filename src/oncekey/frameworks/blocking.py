@@ -17,7 +17,6 @@ import inspect
 import io
 import logging
 import threading
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol, Required, TypedDict, TypeVar
 
 from oncekey.core.answers import Answer
@@ -377,13 +376,11 @@ class BlockingExchange:
 
     def _claim_of(self, parts: Parts, enrolment: Enrolment) -> Claim | Refuse:
         resumption = self.asked.resumption
+        named = resumption is not None or enrolment.completes
+        caller = self.threads.caller_of(self.asked, enrolment.policy, named=named)
         if resumption is not None:
-            named: list[str | None] = [None, None]
-            for place, identify in enumerate((self.threads.tenant_of, self.threads.principal_of)):
-                with suppress(Exception):  # an application need not identify a worker's request
-                    named[place] = identify(self.asked)
-            return resumption.claim(enrolment.policy, *named)
-        caller = self.threads.caller_of(self.asked, enrolment.policy, named=enrolment.completes)
+            resumption.check(caller, names_principals=self.threads.names_principals)
+            return resumption.claim(enrolment.policy)
         assert self.echo is not None
         return claim_of([self.echo], parts, enrolment, caller, keep_headers=self.threads.kept_headers)
 

@@ -23,6 +23,7 @@ from oncekey.frameworks.shared import RESUMPTION
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication, WSGIEnvironment
 
+    from oncekey.engine.claiming import Caller
     from oncekey.frameworks.asgi import App, Message, Receive, Scope, Send
 
 
@@ -41,21 +42,23 @@ class Resumption:
     record: Record
     principal: str
 
-    def claim(self, policy: Policy, tenant: object = None, principal: object = None) -> Claim:
-        """The claim of a completer: the record's own fields, with a new owner.
+    def check(self, caller: Caller, *, names_principals: bool) -> None:
+        """Compare the caller that the application authenticated the request as with the one it is resumed as.
 
-        `tenant` and `principal` are the caller that the application authenticated the request as, if it did.
+        `names_principals`: whether the application has a `principal` function. One that names nobody means the tenant.
 
         Raises:
-            ConfigurationError: The record belongs to another caller, so the handler would run for the wrong one.
+            ConfigurationError: It is another caller or none, so the handler would run for the wrong one.
         """
+        owner = (*parts_of(self.record.id.scope)[1:2], caller.tenant)[0]  # a long scope is a digest, which shows none
+        if not caller.tenant or caller.tenant != owner:
+            raise _wrong("tenant", caller.tenant, owner)
+        if names_principals and (caller.principal or caller.tenant) != self.principal:
+            raise _wrong("principal", caller.principal, self.principal)
+
+    def claim(self, policy: Policy) -> Claim:
+        """The claim of a completer: the record's own fields, with a new owner."""
         record = self.record
-        owner = parts_of(record.id.scope)[1:2]
-        for what, named, owners in (("tenant", tenant, owner), ("principal", principal, [self.principal])):
-            if named and owners and named != owners[0]:
-                wrong = WRONG_CALLER.format(what=what, named=named, owner=owners[0])
-                log.error("oncekey: %s", wrong)  # some frameworks drop the exception's text
-                raise ConfigurationError(wrong)
         return Claim(
             id=record.id,
             incarnation=record.incarnation,
@@ -72,6 +75,12 @@ class Resumption:
             call_timeout=record.call_timeout,
             ttl=record.ttl,
         )
+
+
+def _wrong(what: str, named: str | None, owner: str) -> ConfigurationError:
+    text = WRONG_CALLER.format(what=what, named=named, owner=owner)
+    log.error("oncekey: %s", text)  # some frameworks drop the exception's text
+    return ConfigurationError(text)
 
 
 def resumed_as(request: Any) -> str | None:  # noqa: ANN401  (a request of any framework, a scope or an environ)

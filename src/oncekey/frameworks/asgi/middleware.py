@@ -44,11 +44,11 @@ from oncekey.frameworks.asgi.requests import (
     TooSlowError,
     UnkeyedRequest,
     UnsettledError,
+    caller_of,
     check_alone,
     current,
     enclosing,
     enrolment_of,
-    identified,
     passage_of,
     read_claim_input,
     send_answer,
@@ -192,11 +192,9 @@ class Exchange:
         installation, transaction = self.installation, self.transaction
         resumption: Resumption | None = self.scope.get(RESUMPTION)
         if resumption is not None:
-            named: list[str | None] = [None, None]
-            for place, identify in enumerate((installation.tenant, installation.principal)):
-                with suppress(Exception):  # an application need not identify a worker's request
-                    named[place] = None if identify is None else await identified(identify(self.scope))
-            claim = resumption.claim(enrolment.policy, *named)
+            caller = await caller_of(installation, enrolment.policy, self.scope, named=True)
+            resumption.check(caller, names_principals=installation.names_principals)
+            claim = resumption.claim(enrolment.policy)
         else:
             claim_input = await read_claim_input(
                 installation, enrolment, self.scope, self._lines, self._intake, root_path=self._root_path
