@@ -13,10 +13,12 @@ from frameworks.realshop import PostgresDatabase, RealShop, SqliteFile
 from frameworks.shop import new_key
 from harness.asgi import Caller
 from oncekey.core.keys import key_digest
-from oncekey.core.model import INLINE, LOCAL
+from oncekey.core.model import INLINE, LOCAL, OUTBOX
+from oncekey.core.policy import ErrorFormat, Policy
 from oncekey.engine.operation import Operation
 
 TENANT = "acme"
+ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32}")
 INSTANCE = re.compile(r"urn:uuid:([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})")
 
 
@@ -74,6 +76,44 @@ async def test_every_refusal_has_a_unique_instance(shop: RealShop, caplog: Any) 
     found = [INSTANCE.fullmatch(reply.json()["instance"]).group(1) for reply in replies]  # type: ignore[union-attr]
     assert len(set(found)) == len(found)
     assert all(instance in caplog.text for instance in found)
+
+
+@pytest.mark.parametrize("error_format", list(ErrorFormat))
+async def test_a_logged_instance_is_in_a_response(tmp_path: Path, caplog: Any, error_format: ErrorFormat) -> None:
+    caplog.set_level(logging.INFO, "oncekey")
+    shop = RealShop(SqliteFile(tmp_path / "shop.db"), policy=Policy(error_format=error_format))
+
+    @shop.app.post("/orders")
+    @shop.once.protect(effects=INLINE, max_response_bytes=0)
+    async def create(item: str = "tea") -> str:
+        return item
+
+    async with shop.open():
+        replies = [await shop.send("/orders", key=key) for key in ("x", new_key())]
+        replies += [await shop.send(f"/orders?item={item}") for item in ("tea", "tea", "gold")]
+    assert [reply.status for reply in replies] == [400, 200, 200, 409, 422]
+    responses = b"".join(reply.body for reply in replies).decode()
+    assert set(ID.findall(caplog.text)) == set(ID.findall(responses))
+    assert len(set(ID.findall(responses))) == (0 if error_format is ErrorFormat.CODE else 3)
+    assert caplog.text.count("refused with") == 3
+
+
+async def test_an_accepted_request_is_not_logged_as_refused(tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "oncekey")
+    shop = RealShop(SqliteFile(tmp_path / "shop.db"))
+
+    @shop.once.topic("ship", repeatable=True)
+    async def ship(_: object) -> None: ...
+
+    @shop.app.post("/orders")
+    @shop.once.protect(effects=OUTBOX)
+    async def create(op: Operation) -> None:
+        op.defer("ship", {})
+
+    async with shop.open():
+        replies = [await shop.send() for _ in range(2)]
+    assert [reply.status for reply in replies] == [202, 202]
+    assert "refused with" not in caplog.text
 
 
 async def test_an_unknown_outcome_is_logged_as_an_error(shop: RealShop, caplog: Any) -> None:  # R216

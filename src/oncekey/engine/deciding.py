@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from oncekey.core import answers
 from oncekey.core.endings import (
@@ -56,6 +56,7 @@ E = TypeVar("E", bound=BaseException)
 
 UNKNOWN: Final = "oncekey: the outcome of %(operation)s for %(tenant)s is unknown: %(why)s (digest %(key_digest)s)"
 _NUMBERS: Final = count(1)
+_ACCEPTED: Final = 202
 _LEFT: Final = "__oncekey_left__"
 
 operation_begins: Final = _NUMBERS.__next__
@@ -212,20 +213,31 @@ def refusal(
     status_url: str | None = None,
     trace_id: str = "",
 ) -> Answer:
-    """The response to a request that is not executed; the response and the log contain the same instance id."""
+    """The response to a request that is not executed, which is logged with the instance id in its body."""
     instance = uuid4()
-    log.info("oncekey: refused with %s (instance %s)", refused.code.value, instance)
+    answer = answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance.hex, trace_id=trace_id)
+    if answer.status != _ACCEPTED:
+        _log_refusal(refused, claim, _shown_in(answer, instance))
+    return answer
+
+
+def _log_refusal(refused: Refuse, claim: Claim | None, instance: str) -> None:
+    log.info("oncekey: refused with %s%s", refused.code.value, f" (instance {instance})" if instance else "")
     if refused.code is Code.KEY_REUSED and claim is not None:
-        known = fields_of("key_misuse", claim, instance=str(instance))
+        known = fields_of("key_misuse", claim, **({"instance": instance} if instance else {}))
         security.warning(
-            "oncekey: a key of %s was used for another request of %s (digest %s, instance %s)",
+            "oncekey: a key of %s was used for another request of %s (digest %s%s)",
             shown_scope(claim.id.scope),
             claim.operation,
             known["key_digest"],
-            instance,
+            f", instance {instance}" if instance else "",
             extra={"oncekey": known},
         )
-    return answers.refuse(refused, policy, echo=echo, status_url=status_url, fault_id=instance.hex, trace_id=trace_id)
+
+
+def _shown_in(answer: Answer, instance: UUID) -> str:
+    """The instance id as a client can quote it; empty if the format of errors has none."""
+    return next((one for one in (str(instance), instance.hex) if one.encode("ascii") in answer.body), "")
 
 
 def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
@@ -233,14 +245,17 @@ def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
     stored = verdict.record.response
     if stored is not None and stored.body is not None:
         return answers.replay(verdict, policy, echo=asker.echo)
-    return answers.replay(
+    instance = uuid4()
+    answer = answers.replay(
         verdict,
         policy,
         echo=asker.echo,
         status_url=asker.status_url,
-        fault_id=uuid4().hex,
+        fault_id=instance.hex,
         trace_id=asker.trace_id,
     )
+    _log_refusal(Refuse(Code.RESPONSE_NOT_STORED), None, _shown_in(answer, instance))
+    return answer
 
 
 def fields_of(event: str, claim: Claim, **more: str) -> dict[str, str]:
