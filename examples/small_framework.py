@@ -176,6 +176,7 @@ def protect(once: Once, app: Small, *, tenant: Callable[[Request], str]) -> None
     inner = app.handle
 
     def handle(request: Request) -> Response:
+        threads.begin(threads.ready)
         keyed = "idempotency-key" in request.headers and request.method not in SAFE
         exchange = BlockingExchange(threads, AdaptedRequest(request, keyed=keyed, limit=threads.max_request_bytes))
         token = current.set(exchange)

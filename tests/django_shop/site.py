@@ -183,6 +183,7 @@ def site(alias: str) -> tuple[Once, list]:
         status="/idempotency-keys",
         policy=Policy(secret=b"0123456789abcdef0123456789abcdef", lease=30, complete_interval=30),
         survey=False,
+        workers="SHOP_WORKERS" in os.environ,
     )
 
     @csrf_exempt

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psycopg
 import pytest
 
 from conformance.aiming import JSON, broken
@@ -136,17 +138,34 @@ def test_forty_keys_sent_three_times_run_once_each(database: str, path: str) -> 
     assert rows(database, keys) == 40
 
 
+@pytest.mark.parametrize("server", [gunicorn, lambda database, **more: served(database, *UVICORN, **more)])
+def test_a_request_to_another_view_starts_the_workers(database: str, server: Any) -> None:
+    # the process that accepted the order has ended, and no client comes back
+    with server(database) as port:
+        assert send(port, "/shipments", key=new_key()).status == 202
+    assert parcels(database) == 1
+    with server(database, SHOP_WORKERS="1") as port:
+        assert send(port, "/nothing-here", key=None).status == 404
+        wait_until(lambda: parcels(database) == 0, every=0.05)
+
+
+def parcels(database: str) -> int:
+    if database.endswith(".db"):
+        with closing(sqlite3.connect(database)) as connection:
+            return int(connection.execute("SELECT count(*) FROM oncekey_outbox").fetchone()[0])
+    with psycopg.connect(database) as connection:
+        found = connection.execute("SELECT count(*) FROM oncekey.outbox").fetchone()
+        assert found is not None
+        return int(found[0])
+
+
 def rows(database: str, keys: list[str]) -> int:
     marks = ", ".join(f"'{key}'" for key in keys)
     if database.endswith(".db"):
-        import sqlite3
-
         with closing(sqlite3.connect(database)) as connection:
             return int(
                 connection.execute(f"SELECT count(*) FROM django_shop_order WHERE item IN ({marks})").fetchone()[0]
             )
-    import psycopg
-
     with psycopg.connect(database) as connection:
         found = connection.execute(
             f"SELECT count(*) FROM django_shop_order WHERE item IN ({marks})".encode()

@@ -13,7 +13,7 @@ from typing import Any
 import flask
 import pytest
 
-from harness.patience import PATIENCE
+from harness.patience import PATIENCE, wait_until
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import INLINE, LOCAL, PHASED
 from oncekey.core.policy import Policy
@@ -214,6 +214,38 @@ def test_in_process_workers_resume_wsgi_requests(url: str, kind: str) -> None:
         assert shop.once._aside is not None
         shop.once._aside.stop()
         assert not shop.once._aside._thread.is_alive()
+
+
+def test_the_first_request_of_any_kind_starts_the_workers(
+    url: str, kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # after a restart, a request without a key is enough to resume what the dead process left
+    policy, starts = Policy(complete_interval=timedelta(seconds=0.2)), list[int]()
+    with closing(Shop(url)) as dead, served(dead.application(kind)) as port:
+        assert send(port, "/phased", {"item": "tea", "does": "stumble"}, key=new_key()).status == 500
+    start = Once.start_blocking
+
+    def failing_first(once: Once) -> None:
+        starts.append(1)
+        if len(starts) == 1:
+            raise ConfigurationError("not today")
+        start(once)
+
+    monkeypatch.setattr(Once, "start_blocking", failing_first)
+    with closing(Shop(url, workers=True, policy=policy, stumbled={"tea"})) as shop:
+        with served(shop.application(kind)) as port:
+            assert send(port, "/stream", {}, key=None).status == 200
+            wait_until(lambda: "the workers of this process did not start: not today" in caplog.text)
+            wait_until(lambda: send(port, "/stream", {}, key=None).status == 200 and shop.sold == ["tea", "tea paid"])
+        assert (len(starts), len(shop.charges)) == (2, 0)
+        assert shop.once._aside is not None
+        shop.once._aside.stop()
+
+
+def test_a_request_without_a_key_does_not_open_the_store_without_workers(shop: Shop, kind: str) -> None:
+    with served(shop.application(kind)) as port:
+        assert send(port, "/stream", {}, key=None).status == 200
+    assert not any(threads.started for threads in shop.once._threaded.values())
 
 
 def test_a_completer_resumes_as_the_wsgi_principal_only(tmp_path: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,7 @@ from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_asy
 from django.http import HttpResponse
 
 from oncekey.core.errors import CONTROL_ERRORS
-from oncekey.django.exchange import BufferedRequest, DjangoExchange
+from oncekey.django.exchange import BufferedRequest, DjangoExchange, then_closed
 from oncekey.django.project import enrolment_of, once_of_project
 from oncekey.engine.deciding import is_inner
 from oncekey.engine.enrolment import SAFE
@@ -66,11 +66,15 @@ class Middleware:
         return HttpResponse(status=500) if ours else None
 
     def _begun(self, request: Any) -> DjangoExchange:  # noqa: ANN401
+        self._threads.begin(self._start)
         # A key has no effect on safe methods, even if it is malformed.
         keyed = KEY in request.META and request.method not in SAFE
         return DjangoExchange(
             self._threads, BufferedRequest(request, self._threads.max_request_bytes if keyed else None)
         )
+
+    def _start(self) -> None:
+        then_closed(self._threads.ready)
 
     def _serve(self, request: Any) -> Any:  # noqa: ANN401
         exchange = self._begun(request)

@@ -155,6 +155,7 @@ class Threads(ApplicationShared):
         self.site: Site
         self._starting = threading.Lock()
         self._started = False
+        self._waking = threading.Lock()
 
     @property
     def started(self) -> bool:
@@ -171,6 +172,20 @@ class Threads(ApplicationShared):
             self.failed("start", error)
             return False
         return True
+
+    def begin(self, start: Callable[[], object]) -> None:
+        """Called for a request without a key: starts the workers of this process, and does not wait for the store."""
+        if self.runs_workers and not self._started and self._waking.acquire(blocking=False):
+            threading.Thread(target=self._begin, args=(start, self._waking), name="oncekey-start", daemon=True).start()
+
+    @staticmethod
+    def _begin(start: Callable[[], object], waking: threading.Lock) -> None:
+        try:
+            start()
+        except Exception as error:  # noqa: BLE001  (no caller would see it: logged here)
+            log.error("oncekey: the workers of this process did not start: %s", error)
+        finally:
+            waking.release()  # the next request tries again
 
     def start(self) -> None:
         """Check everything, once in each process."""
@@ -232,7 +247,7 @@ class Threads(ApplicationShared):
         """Reset after a fork: connections, threads and locks belong to the parent process."""
         if self._started:
             atexit.unregister(self.stop)
-        self._started, self._starting = False, threading.Lock()
+        self._started, self._starting, self._waking = False, threading.Lock(), threading.Lock()
         self._settled_keys = SettledKeys()
         if "limits" in vars(self):
             self.limits = self.limits.anew()

@@ -111,6 +111,8 @@ class ApplicationShared:
         self.stopping = False
         self.wake: Callable[[], None] = lambda: None
         """Wakes the workers of this process, if there are any, when parcels were committed."""
+        self.runs_workers = False
+        """Whether each process runs workers. Where the server reports no start, they start with the first request."""
         self.inline_calls: Callable[[], Mapping[str, str]] = dict
         """The calls of INLINE handlers by operation, if their provider has a resolver or sends webhooks."""
         self.routes: Callable[[], Iterable[Served] | None] = lambda: None

@@ -46,6 +46,7 @@ class OncekeyWsgi:
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
+        self.threads.begin(self.start)
         method, path = environ["REQUEST_METHOD"], decoded(environ.get("PATH_INFO", "")) or "/"
         own = self._serves_resources and method == "GET" and self.threads.resource(self.asked(environ), path)
         if own:

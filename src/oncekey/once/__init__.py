@@ -91,7 +91,7 @@ class Once:
             database of its framework (`oncekey.ports.store.Borrowed`).
         policy: The settings of all routes; `@once.protect(...)` overrides them for one.
         migrate: Create oncekey's tables at start-up and run `pre` migrations; `oncekey migrate up` runs all.
-        workers: Run the workers of `oncekey worker` inside `lifespan`, so one process is enough.
+        workers: Run the workers of `oncekey worker` inside `lifespan`, or from the first request under WSGI and Django.
         observers: Functions that receive every event (`oncekey.observe`), for metrics, traces and logs.
         seal: Encrypts the responses, results, payloads and requests in the store (`oncekey.sealing`).
         survey: Log how many routes are protected at start-up.
@@ -575,6 +575,7 @@ class Once:
         if installation.in_threads and not has_threads(self.store):
             raise ConfigurationError(NO_WSGI_APP.format(called="adopt"))
         startup.check_callers(self.policy, installation)
+        installation.runs_workers = self._workers
         installation.inline_calls = lambda: self.resolvers.inline_calls if self.has("resolvers") else {}
         installation.notify = self.notify
         installation.routes = lambda: startup.routes_of(app)
