@@ -16,10 +16,11 @@ import pytest
 from django.core.management import call_command
 from django.db import connections
 from django.test import Client, override_settings
+from django.urls import path
 from openapi_spec_validator import validate
 
 from django_shop.asking import new_key, post, sold
-from oncekey import LOCAL, PHASED, SINGLE_TENANT, ConfigurationError, resumed_as
+from oncekey import LOCAL, OUTBOX, PHASED, SINGLE_TENANT, ConfigurationError, Effects, SyncOperation, resumed_as
 from oncekey.databases.postgres import store as postgres_store
 from oncekey.databases.sqlite import store as sqlite_store
 
@@ -88,6 +89,32 @@ def test_phased_views_with_atomic_requests_fail_the_check(postgres: str, monkeyp
     (said,) = messages()
     assert said.startswith("oncekey.E006: wrapped has effects=PHASED and commits by itself, but ATOMIC_REQUESTS")
     assert 'name="dispatch"' in said
+
+
+def test_check_names_the_views_that_fail_in_atomic_requests(alias: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rest_framework.decorators import api_view
+    from rest_framework.response import Response
+
+    from django_shop import on_default, on_lite
+
+    once = (on_default if alias == "default" else on_lite).once
+    monkeypatch.setattr(once, "enrolled", dict(once.enrolled))
+    monkeypatch.setitem(connections.settings[alias], "ATOMIC_REQUESTS", True)
+
+    def wrapped(effects: Effects) -> Any:
+        @api_view(["POST"])
+        @once.protect(effects=effects, operation=f"wrapped as {effects.name}")
+        def view(request: Any, op: SyncOperation) -> Any:
+            if effects is OUTBOX:
+                op.defer("ship", {"item": "tea"})
+            return Response({}, 202 if effects is OUTBOX else 201)
+
+        return view
+
+    with override_settings(ROOT_URLCONF=tuple(path(effects.name, wrapped(effects)) for effects in Effects)):
+        listed = {said.split("effects=")[1].split()[0] for said in messages() if said.startswith("oncekey.E006")}
+        failed = {effects.name for effects in Effects if post(f"/{effects.name}").status_code == 500}
+    assert listed == failed == ({"PHASED", "INLINE"} if alias == "default" else {one.name for one in Effects})
 
 
 def test_sqlite_class_views_with_atomic_requests_fail_the_check(lite: str, monkeypatch: pytest.MonkeyPatch) -> None:
