@@ -68,6 +68,17 @@ def test_unknown_command_exits_with_code_2():
     assert "No such command" in result.output
 
 
+def test_help_names_the_packages_of_commands_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown() -> str:
+        result = CliRunner().invoke(make_app(), ["--help"], env={"NO_COLOR": "1"})
+        return " ".join(result.output.split()).replace("- ", "-")  # it wraps lines at hyphens
+
+    assert "pip install" not in shown()
+    monkeypatch.setattr(cli.app, "find_spec", lambda name: None)
+    assert all(f"(pip install oncekey-{name})" in shown() for name in ("check", "client", "demo"))
+    assert shown().count("pip install") == len(elsewhere())
+
+
 def loaded(statement: str) -> set[str]:
     """The modules that a new interpreter has loaded after a statement."""
     script = f"import sys\ntry:\n    {statement}\nexcept SystemExit: pass\nsys.stderr.write(' '.join(sys.modules))"

@@ -12,14 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connections
 from django.test import Client, override_settings
 from django.urls import path
 from openapi_spec_validator import validate
 
 from django_shop.asking import new_key, post, sold
+from harness.patience import PATIENCE
 from oncekey import LOCAL, OUTBOX, PHASED, SINGLE_TENANT, ConfigurationError, Effects, SyncOperation, resumed_as
 from oncekey.databases.postgres import store as postgres_store
 from oncekey.databases.sqlite import store as sqlite_store
@@ -185,15 +187,19 @@ def test_django_migrations_keep_existing_tables(postgres: str) -> None:
 # The command
 
 
-def manage(tmp_path: Path, *args: str, database: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+def environment(tmp_path: Path, database: str | None = None, **more: str) -> dict[str, str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("SHOP_")}
     environ |= {"PYTHONPATH": os.pathsep.join([str(TESTS), environ.get("PYTHONPATH", "")])}
     environ |= {
         "SHOP_DATABASE": database or str(tmp_path / "shop.db"),
         "DJANGO_SETTINGS_MODULE": "django_shop.settings",
     }
-    command = [sys.executable, "-m", "django", *args]
-    return subprocess.run(command, env=environ | more, capture_output=True, text=True, check=False, timeout=120)
+    return environ | more
+
+
+def manage(tmp_path: Path, *args: str, database: str | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+    command, environ = [sys.executable, "-m", "django", *args], environment(tmp_path, database, **more)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_management_command_uses_the_projects_database(tmp_path: Path, postgres_dsn: str) -> None:
@@ -208,7 +214,7 @@ def test_the_management_command_uses_the_projects_database(tmp_path: Path, postg
     listed = manage(tmp_path, "oncekey", "keys", "list", "--json", database=database)
     assert json.loads(listed.stdout)["items"] == []
     doctor = manage(tmp_path, "oncekey", "doctor", database=database)
-    assert "-> run `manage.py oncekey worker --app MODULE:NAME`" in doctor.stdout
+    assert "-> run `manage.py oncekey worker`, or pass workers=True" in doctor.stdout
     assert manage(tmp_path, "check", database=database).returncode == 0
     assert "CREATE TABLE" in manage(tmp_path, "oncekey", "migrate", "sql", database=database).stdout
     # neither a variable of another store nor Django's own options change that
@@ -216,11 +222,14 @@ def test_the_management_command_uses_the_projects_database(tmp_path: Path, postg
         "--settings=django_shop.settings",
         "oncekey",
         "--no-color",
+        "-v",
+        "2",
         "--log",
         "keys",
         "list",
         "--pythonpath",
         str(tmp_path),
+        "--verbosity=2",
     )
     elsewhere = {"ONCEKEY_STORE": f"sqlite:///{tmp_path}/elsewhere.db", "DJANGO_SETTINGS_MODULE": "nowhere"}
     listed = manage(tmp_path, *options[1:], options[0], database=database, **elsewhere)
@@ -228,6 +237,36 @@ def test_the_management_command_uses_the_projects_database(tmp_path: Path, postg
     help_text = manage(tmp_path, "oncekey", "worker", "--help", database=database).stdout
     assert ("Usage: manage.py oncekey worker" in help_text, "[required]" in help_text) == (True, False)
     assert "[default: (the project's)]" in " ".join(help_text.split())
+
+
+def test_the_management_command_can_be_called(lite: str) -> None:
+    out = io.StringIO()
+    assert post("/shipments", key=new_key()).status_code == 202
+    call_command("oncekey", "worker", "--once", stdout=out)
+    assert out.getvalue().splitlines()[-1] == "1 done"
+    call_command("oncekey", "-v", "2", "worker", "--once", stdout=out)
+    assert out.getvalue().splitlines()[-1] == "0 done"
+    call_command("oncekey", "doctor", "--workers", "0", "--quiet", stdout=out)
+    assert "oncekey tables" not in out.getvalue()
+    with pytest.raises(CommandError, match="no task 'nothing'; the tasks are"):
+        call_command("oncekey", "worker", "--only", "nothing", stdout=out)
+    with pytest.raises(CommandError, match=r"manage\.py oncekey doctor --quiet failed") as failed:
+        call_command("oncekey", "doctor", "--quiet", stdout=out)
+    assert (failed.value.returncode, "-> run `manage.py oncekey worker`, or" in out.getvalue()) == (1, True)
+
+
+def test_the_console_of_a_project_names_its_commands(tmp_path: Path) -> None:
+    assert manage(tmp_path, "migrate", "--run-syncdb").returncode == 0
+    command = [sys.executable, "-m", "django", "oncekey", "console", "--as", "ann", "--port", "0"]
+    with subprocess.Popen(command, env=environment(tmp_path), stdout=subprocess.PIPE, text=True) as served:
+        try:
+            assert served.stdout is not None
+            address, token = served.stdout.readline().split()[-1].split("/login#")
+            with httpx.Client(base_url=address, follow_redirects=True, timeout=PATIENCE) as client:
+                page = client.post("/login", data={"token": token}).text
+        finally:
+            served.kill()
+    assert "Start one: <code>manage.py oncekey worker</code>" in page
 
 
 def test_the_management_command_reports_errors_without_traceback(tmp_path: Path) -> None:

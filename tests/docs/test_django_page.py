@@ -288,7 +288,7 @@ def test_messages_of_a_django_topic_that_is_not_imported_wait(project: Path) -> 
     doctor = ["manage.py", "oncekey", "doctor", "--workers", "0", "--due-after", "0"]
     diagnosis = run(project, *doctor, code=1)
     assert "parcels due: 1" in diagnosis
-    assert "-> run `manage.py oncekey worker --app" in diagnosis
+    assert "-> run `manage.py oncekey worker`, with a function for each topic" in diagnosis
 
     apps.write_text(registered)
     worked = run(project, "manage.py", "oncekey", "worker", "--once")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Annotated, Any, Final
 
@@ -41,8 +43,19 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
 PROJECT: Final[dict[str, str]] = {}
 """The values of `--app` and `--store` in a Django project, whose `manage.py oncekey` sets them."""
 
+MANAGE: Final = "manage.py oncekey"
+_TYPED: Final = re.compile(
+    rf"(?<!manage\.py )\boncekey ((?:{'|'.join(COMMANDS.keys() - {'stores'})})\b)"  # `stores` is mostly a verb
+    r"(?: --app (?:MODULE:\w+|\.\.\.))?"
+)
+
 GROUP: Final = "oncekey.commands"
 """Entry point group of commands in other distributions: the command's name, and a module with `register(app)`."""
+
+
+def as_typed(text: str) -> str:
+    """A text for people, with the commands as they are typed here: in a Django project, those of `manage.py`."""
+    return _TYPED.sub(rf"{MANAGE} \1", text) if PROJECT else text
 
 
 class Commands(TyperGroup):
@@ -69,7 +82,14 @@ class Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002  (click's signature)
         """Write the table of commands without importing any of them."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, (_, summary) in COMMANDS.items()])
+            formatter.write_dl([(name, _summary(name)) for name in COMMANDS])
+
+
+def _summary(command: str) -> str:
+    """The line of a command in `--help`; if its distribution is not installed, with the command that installs it."""
+    place, summary = COMMANDS[command]
+    missing = place.startswith("oncekey-") and find_spec(place.replace("-", "_")) is None
+    return f"{summary} (pip install {place})" if missing else summary
 
 
 def _of_project(command: Any) -> Any:

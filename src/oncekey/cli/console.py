@@ -75,6 +75,7 @@ def console(
 
     An address that other machines can reach needs --public.
     """
+    from oncekey.cli.app import as_typed
     from oncekey.console import Console, Operator, Role, Tokens
 
     made = secrets.token_urlsafe(24)
@@ -94,6 +95,7 @@ def console(
         trace_url=trace_url,
         seal=from_environment(),
     )
+    pages.views.as_typed = as_typed
     options.check_exists(store)
 
     def announce(address: str) -> None:

@@ -162,6 +162,8 @@ class Views:
     """The templates and the static files."""
 
     def __init__(self, title: str) -> None:
+        self.as_typed: Callable[[str], str] = str
+        """Replaces the names of commands in a page by those of the project."""
         self._assets = {name: files(__package__).joinpath("static", name).read_bytes() for name in ASSETS}
         self._assets["console.css"] = palette() + self._assets["console.css"]
         self._marks = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in self._assets.items()}
@@ -202,7 +204,7 @@ class Views:
     def page(self, base: str, template: str, status: int = 200, **context: Any) -> HTMLResponse:  # noqa: ANN401
         """A page from a template; every value in it is escaped."""
         text = self._environment.get_template(template).render(base=base, **context)
-        return HTMLResponse(text, status)
+        return HTMLResponse(self.as_typed(text), status)
 
     def asset(self, name: str) -> Response | None:
         """A file that a page loads. Its address changes with its content, so it can be kept."""

@@ -50,8 +50,8 @@ NO_STORE: Final = (
 )
 NESTED: Final = (
     "a protected view runs inside another atomic block of the database {alias!r}, so it could not commit by itself: "
-    "remove the atomic() around the view; under ATOMIC_REQUESTS, a view needs "
-    '@transaction.non_atomic_requests (on a class: @method_decorator(non_atomic_requests, "dispatch")), unless it is LOCAL or OUTBOX on PostgreSQL'
+    "remove the atomic() around the view; under ATOMIC_REQUESTS, a view that is not LOCAL or OUTBOX on PostgreSQL "
+    'needs @transaction.non_atomic_requests (on a class: @method_decorator(non_atomic_requests, "dispatch"))'
 )
 NO_AUTOCOMMIT: Final = (
     "the database {alias!r} is not in autocommit mode, so oncekey cannot commit a claim by itself: remove AUTOCOMMIT "

@@ -343,8 +343,8 @@ def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
         (
             "unknown",
             limits.unknown,
-            "their clients receive the response for an unknown outcome, and nothing retries them",
-            "`oncekey unknown list`, then `oncekey keys show KEY`; or register a resolver, which checks automatically",
+            "clients receive the response for an unknown outcome until a resolver, a webhook or an operator settles it",
+            "`oncekey unknown list`, then `oncekey keys show KEY`; or register a resolver; with one, see its worker's log",
         ),
         (
             "stale",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -27,8 +28,9 @@ _LIBPQ: Final = frozenset(
     }
 )
 """Connection parameters that belong to PostgreSQL itself rather than to a Python package."""
-NAME: Final = "manage.py oncekey"
-_DJANGOS: Final = ("--settings", "--pythonpath")
+_DJANGOS: Final = ("--settings", "--pythonpath", "--verbosity")
+_WITH_VALUES: Final = tuple(f"{name}=" for name in _DJANGOS)
+_LEVEL: Final = re.compile("-v[0-3]")
 _FLAGS: Final = frozenset({"--no-color", "--force-color", "--traceback"})
 
 
@@ -37,42 +39,50 @@ class Command(BaseCommand):
 
     help = "Runs an oncekey command for this project. List them: manage.py oncekey --help"
     requires_system_checks = ()
+    _argv: list[str] | None = None
+    """The arguments of the command line; None for `call_command`."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Take the words of `call_command("oncekey", "worker", "--once")`."""
+        parser.add_argument("words", nargs=argparse.REMAINDER)
 
     def run_from_argv(self, argv: list[str]) -> None:
         """Take every argument after the command's own name, except the options that Django has used already."""
         self._argv = without_djangos(argv[2:])
         super().run_from_argv(argv[:2])
 
-    def handle(self, *_: Any, **__: Any) -> None:  # noqa: ANN401  (Django's signature)
+    def handle(self, *_: Any, **options: Any) -> None:  # noqa: ANN401  (Django's signature)
         """Run the command that the arguments name."""
-        from oncekey.cli.app import COMMANDS, PROJECT, make_app  # noqa: PLC0415  (an optional package)
+        from oncekey.cli.app import MANAGE, PROJECT, as_typed, make_app  # noqa: PLC0415  (an optional package)
 
-        commands = "|".join(COMMANDS.keys() - {"stores"})  # which is mostly a verb
-        ours = re.compile(rf"(?<!manage\.py )\boncekey (?=(?:{commands})\b)")
-
-        def renamed(text: str) -> str:
-            """A text for people, with the commands as they are typed in this project."""
-            return ours.sub(f"{NAME} ", text)
-
+        words = options["words"] if self._argv is None else self._argv
+        out, err = options.get("stdout") or sys.stdout, options.get("stderr") or sys.stderr
         try:
             once = once_of_project()
             url = url_of(once.store)
             PROJECT.update({"app": ":".join(place_of_once().rsplit(".", 1))} | ({} if url is None else {"store": url}))
-            with redirect_stdout(_Renamed(sys.stdout, renamed)), redirect_stderr(_Renamed(sys.stderr, renamed)):
-                make_app()(args=self._argv, prog_name=NAME)
+            with redirect_stdout(_Renamed(out, as_typed)), redirect_stderr(_Renamed(err, as_typed)):
+                make_app()(args=words, prog_name=MANAGE)
         except OncekeyError as error:
-            raise CommandError(renamed(str(error))) from error
+            raise CommandError(as_typed(str(error))) from error
         except SystemExit as ended:
-            sys.exit(ended.code)
+            if self._argv is not None:
+                sys.exit(ended.code)
+            if ended.code:
+                failed = f"{MANAGE} {' '.join(words)} failed: see what it printed"
+                raise CommandError(failed, returncode=int(ended.code)) from None
+        finally:
+            PROJECT.clear()
 
 
 def without_djangos(words: Sequence[str]) -> list[str]:
     """The arguments without the options that `manage.py` has for every command."""
-    kept, rest = [], iter(words)
+    kept, rest = list[str](), iter(words)
     for word in rest:
-        if word in _DJANGOS:
+        is_before = all(one.startswith("-") for one in kept)  # after the command `-v` is its own `--verbose`
+        if word in _DJANGOS or (word == "-v" and is_before):
             next(rest, None)
-        elif word not in _FLAGS and not word.startswith(tuple(f"{name}=" for name in _DJANGOS)):
+        elif word not in _FLAGS and not word.startswith(_WITH_VALUES) and not (is_before and _LEVEL.fullmatch(word)):
             kept.append(word)
     return kept
 
