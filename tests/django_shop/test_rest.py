@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import django.core.exceptions
 import pytest
+import rest_framework.exceptions
 from django.db import connections
 from django.test import Client
 
@@ -24,6 +26,23 @@ def test_function_and_class_api_views_are_replayed(alias: str, path: str) -> Non
     first, again = post(path, key=key), post(path, key=key)
     assert (first.status_code, again.content, replayed(again)) == (201, first.content, True)
     assert sold() == ["tea"]
+
+
+@pytest.mark.parametrize(
+    "raised", [django.core.exceptions.PermissionDenied, rest_framework.exceptions.PermissionDenied]
+)
+@pytest.mark.parametrize("path", ["/rest/bookings", "/rest/orders/"])
+def test_a_tenant_function_may_raise_permission_denied(
+    alias: str, path: str, raised: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from django_shop import on_default, on_lite
+
+    def no_member(request) -> str:
+        raise raised
+
+    monkeypatch.setattr((on_default if alias == "default" else on_lite).once.threads, "_tenant", no_member)
+    refused = post(path, key=new_key())
+    assert (refused.status_code, refused.json()["detail"][:3], sold(), stored(alias)) == (403, "You", [], 0)
 
 
 def test_rest_authentication_runs_before_the_lookup(atomic: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import unittest
 from typing import Any
 
@@ -38,6 +39,19 @@ def test_replays_work_inside_a_django_testcase(alias: str, path: str) -> None:
     assert outcome(run(body, alias)) == []
     assert seen == [(201, True, True, 422)]
     assert (sold(), stored(alias)) == ([], 0)
+
+
+def test_a_worker_does_not_see_the_rows_of_a_testcase(postgres: str) -> None:
+    from django.core.management import call_command
+
+    out = io.StringIO()
+
+    def body(case: Any) -> None:
+        assert post("/shipments", key=new_key()).status_code == 202
+        call_command("oncekey", "worker", "--once", stdout=out)
+
+    assert outcome(run(body, postgres)) == []
+    assert out.getvalue().splitlines()[-1] == "0 done"
 
 
 def test_on_commit_hooks_are_captured_in_a_testcase(alias: str) -> None:

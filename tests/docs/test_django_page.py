@@ -138,7 +138,7 @@ def project(tmp_path: Path) -> Path:
     """A new project with the files of the page."""
     run(tmp_path, "-m", "django", "startproject", "shop", ".")
     files = [block for block in PAGE.blocks("python") if block.file is not None]
-    assert len(files) == len(PAGE.blocks("python")) == 8
+    assert len(files) == len(PAGE.blocks("python")) == 9
     for block in files:
         block.save(tmp_path)
     return tmp_path
@@ -293,6 +293,12 @@ def test_messages_of_a_django_topic_that_is_not_imported_wait(project: Path) -> 
     apps.write_text(registered)
     worked = run(project, "manage.py", "oncekey", "worker", "--once")
     assert ("topics receipt" in worked, "To: ann@example.com" in worked, "You paid 7." in worked) == (True, True, True)
+
+
+def test_tests_of_the_guide_pass(project: Path) -> None:
+    assert "Ran 3 tests" in run(project, "manage.py", "test")
+    edit(project, "tests", "class Requests(TransactionTestCase)", "class Requests(TestCase)")
+    assert "relay: the store did not respond (StoreBusyError)" in run(project, "manage.py", "test", code=1)
 
 
 def test_django_routes_omit_the_forms_of_the_admin_site(project: Path) -> None:

@@ -43,7 +43,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 NO_MIDDLEWARE: Final = (
     "{operation} is protected, but oncekey's middleware does not serve this request: put 'oncekey.django.Middleware' "
-    "last in MIDDLEWARE; in a unit test, pass op=oncekey.testing.sync_operation(...) or call the view's __wrapped__"
+    "last in MIDDLEWARE; in a unit test, pass op=oncekey.testing.sync_operation(...), or call inspect.unwrap(view) if "
+    "@api_view did not make it"
 )
 NO_TENANT: Final = (
     "Once(tenant=...) is missing: pass a function that returns the tenant of an authenticated request, or "

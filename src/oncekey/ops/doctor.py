@@ -344,7 +344,7 @@ def _waiting(limits: Limits) -> tuple[tuple[str, Duration, str, str], ...]:
             "unknown",
             limits.unknown,
             "clients receive the response for an unknown outcome until a resolver, a webhook or an operator settles it",
-            "`oncekey unknown list`, then `oncekey keys show KEY`; or register a resolver; with one, see its worker's log",
+            "`oncekey unknown list`, then `oncekey keys show KEY`; register a resolver, or see its worker's log",
         ),
         (
             "stale",
