@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from urllib.parse import urlencode
 
+import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -12,6 +14,8 @@ from starlette.routing import Mount
 from console.trouble import INLINE_KEY, fill, opened
 from console.visiting import ANN, BOB, TOKENS, Visitor, console_on, said
 from harness.asgi import until
+from harness.patience import PATIENCE
+from harness.served import Served
 from oncekey.console import Console, Operator, Role, Tokens
 from oncekey.console.access import ATTEMPTS, IDLE, LONGEST, Attempts, Sessions
 from oncekey.core.errors import ConfigurationError
@@ -87,7 +91,9 @@ async def test_login_redirects_only_to_local_paths(url):
             ("", "/"),
         ):
             answer = await visitor.http.post("login", data={"token": ANN, "next": wanted})
-            assert (answer.status_code, answer.headers["location"]) == (303, there)
+            assert answer.status_code == 303
+            shown = await visitor.get(answer.headers["location"])
+            assert (shown.status_code, shown.headers["location"]) == (303, there)
 
 
 async def test_session_cookie_is_httponly_samesite_and_secure(url):
@@ -343,12 +349,40 @@ async def test_console_works_under_any_mount_path(url):
     async with Visitor(app, base="http://127.0.0.1/deep/inside/") as visitor:
         assert (await visitor.get("")).headers["location"] == "/deep/inside/login"
         answer = await visitor.log_in()
-        assert answer.headers["location"] == "/deep/inside/"
+        shown = await visitor.get(f"http://127.0.0.1{answer.headers['location']}")
+        assert shown.headers["location"] == "/deep/inside/"
         assert "path=/deep/inside" in answer.headers["set-cookie"].lower()
         page = await visitor.get("")
         links = set(__import__("re").findall(r'(?:href|src|action|hx-get)="(/[^"]*)"', page.text))
         assert links
         assert all(link.startswith("/deep/inside/") for link in links)
+
+
+@pytest.mark.parametrize("secret", [None, b"the same for all consoles"], ids=["own", "shared"])
+def test_consoles_of_one_host_keep_their_sessions_apart(url, secret):
+    """Cookies ignore ports, so a browser sends the cookie of each console to the others."""
+    mounted, inner = console_on(url, secret=secret), console_on(url, secret=secret)
+    app = Starlette(routes=[Mount("/console/inner", inner), Mount("/console", mounted)])
+    alone = [Console(url, tokens=f"ann:operate:{ANN}{number}", secret=secret) for number in range(2)]
+    with ExitStack() as servers:
+        ports = [servers.enter_context(Served(one)).port for one in (app, *alone)]
+        tokens = {
+            f"http://127.0.0.1:{ports[0]}/console": ANN,
+            f"http://127.0.0.1:{ports[0]}/console/inner": ANN,
+            **{f"http://127.0.0.1:{port}": f"{ANN}{number}" for number, port in enumerate(ports[1:])},
+        }
+        with httpx.Client(timeout=PATIENCE, follow_redirects=True) as browser:
+            for base, token in reversed(tokens.items()):
+                assert "Log out" in browser.post(f"{base}/login", data={"token": token}).text
+            for base in tokens:
+                assert "Log out" in browser.get(f"{base}/").text
+
+
+async def test_login_whose_session_cannot_be_read_says_so(url):
+    async with Visitor(console_on(url, public=True)) as visitor:  # its cookie is for TLS, and this is plain HTTP
+        answer = await visitor.http.post("login", data={"token": ANN}, follow_redirects=True)
+    assert answer.status_code == 401
+    assert "The token is valid, but your browser did not return the session's cookie" in said(answer)
 
 
 async def test_every_console_response_has_security_headers(url):

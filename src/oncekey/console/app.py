@@ -51,6 +51,12 @@ Authenticate = Callable[[Request], "Awaitable[Operator | None] | Operator | None
 """The application's own authentication: the operator, or None if the request may not use the console."""
 
 COOKIE: Final = "oncekey_console"
+AFTER: Final = "after"
+"""The parameter of the login page after a log-in with a valid token: the page checks that it receives the session."""
+NO_SESSION: Final = (
+    "The token is valid, but your browser did not return the session's cookie, or this process cannot read it. Allow "
+    "cookies; open a public console by https; set the same secret (ONCEKEY_CONSOLE_SECRET) in all of its processes."
+)
 BY_ITSELF: Final = frozenset({"/live", "/series.json"})
 """Paths that an open page requests by itself: such a request does not extend the session."""
 LARGEST_FORM: Final = 2 * 1024 * 1024
@@ -247,14 +253,14 @@ class Console:
                     "Nothing was changed.",
                 )
             answer = await handler(Visit(request, session, form))
-            if path not in BY_ITSELF and COOKIE not in answer.headers.get("set-cookie", ""):
+            if path not in BY_ITSELF and _cookie_of(request) not in answer.headers.get("set-cookie", ""):
                 self._remember(request, answer, session)
             return answer
 
         return Route(path, guarded, methods=[method])
 
     async def _session(self, request: Request) -> Session | None:
-        cookie = request.cookies.get(COOKIE, "")
+        cookie = request.cookies.get(_cookie_of(request), "")
         if self._authenticate is None:
             tokens = self.tokens
             assert tokens is not None
@@ -270,7 +276,7 @@ class Console:
 
     def _remember(self, request: Request, answer: Response, session: Session) -> None:
         answer.set_cookie(
-            COOKIE,
+            _cookie_of(request),
             self.sessions.cookie(session),
             path=base_of(request) or "/",
             # A public console is reached by TLS, which a proxy in front of it may end.
@@ -294,6 +300,10 @@ class Console:
         if self.tokens is None:
             raise HTTPException(404)
         wanted = request.query_params.get("next", "")
+        if AFTER in request.query_params:
+            if await self._session(request) is not None:
+                return RedirectResponse(f"{base_of(request)}{_inside(wanted)}", 303)
+            wrong, status = NO_SESSION, 401
         return self.views.page(base_of(request), "login.html", status, wrong=wrong, wanted=wanted)
 
     async def _log_in(self, request: Request) -> Response:
@@ -316,9 +326,8 @@ class Console:
             log.warning("console: log-in with an invalid token from %s", source)
             return await self._show_login(request, "The token is not valid.", 401)
         self._attempts.forget(source)
-        wanted = form.get("next", "")
-        inside = wanted if _INSIDE.fullmatch(wanted) else "/"
-        answer = RedirectResponse(f"{base_of(request)}{inside}", 303)
+        wanted = quote(_inside(form.get("next", "")))
+        answer = RedirectResponse(f"{base_of(request)}/login?{AFTER}&next={wanted}", 303)
         self._remember(request, answer, self.sessions.begin(operator, ticket))
         log.info("console: %s logged in", operator.name)
         return answer
@@ -329,7 +338,7 @@ class Console:
         await self.ask(partial(operate.end_session, nonce=session.nonce, mover=mover))
         log.info("console: %s logged out", session.operator.name)
         answer = RedirectResponse(f"{visit.base}/login", 303)
-        answer.delete_cookie(COOKIE, path=visit.base or "/")
+        answer.delete_cookie(_cookie_of(visit.request), path=visit.base or "/")
         return answer
 
     async def _asset(self, request: Request) -> Response:
@@ -371,6 +380,16 @@ class Console:
     def _message(self, request: Request, status: int, heading: str, sentence: str) -> Response:
         context = {"heading": heading, "sentence": sentence, "has_ledger": self.ledger is not None, "here": ""}
         return self.views.page(base_of(request), "message.html", status, status_code=status, **context)
+
+
+def _cookie_of(request: Request) -> str:
+    """The name of the session's cookie: cookies ignore ports, so each console of a host needs its own name."""
+    return re.sub(r"[^0-9A-Za-z]+", "_", f"{COOKIE}_{request.headers.get('host', '')}{base_of(request)}")
+
+
+def _inside(wanted: str) -> str:
+    """The path in the console that a log-in leads to; its first page for anything else."""
+    return wanted if _INSIDE.fullmatch(wanted) else "/"
 
 
 def _is_local(scope: Scope) -> bool:
