@@ -460,6 +460,38 @@ def test_a_report_that_cannot_be_written_is_exit_code_2(run: Run, tmp_path: Path
     assert re.search(r"cannot be (written|created)", err)
 
 
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [("oncekey-check", ["--list"]), ("oncekey", ["check", "--list"]), ("oncekey-client", ["--help"])],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_command_whose_reader_closes_the_pipe_exits_quietly(program: str, words: list[str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [str(Path(sys.executable).with_name(program)), *words]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, timeout=PATIENCE)
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode in {0, 1}
+
+
+def test_a_pipe_that_is_closed_does_not_change_the_verdict() -> None:
+    with Shop(Bug.NO_ECHO, Bug.MISSING_RUNS) as shop:
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-c", "from oncekey_check.command import main; main()", *_described(shop.url, shop)]
+        done = subprocess.run(
+            [*command, "--only", "keys.missing,replays.status"],
+            stdout=writer,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        os.close(writer)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
 def test_every_option_is_used_by_a_test() -> None:
     options = {name for action in parser("oncekey-check")._actions for name in action.option_strings} - {"-h", "--help"}
     trees = [ast.parse(path.read_text("utf-8")) for path in Path(__file__).parent.glob("test_check*.py")]

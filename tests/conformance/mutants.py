@@ -6,6 +6,16 @@ from conformance.shop import Bug
 
 KILLS: dict[Bug, tuple[str, ...]] = {
     Bug.CHECK_THEN_INSERT: ("races.50", "races.2", "races.10"),
+    Bug.CLAIMS_LATE: (
+        "races.50",
+        "races.2",
+        "races.10",
+        "races.while-running",
+        "races.answered",
+        "hang-ups.sent",
+        "mismatches.while-running",
+        "mismatches.running-status",
+    ),
     Bug.NO_FINGERPRINT: (
         "mismatches.nothing-happens",
         "mismatches.status",
@@ -124,6 +134,7 @@ _LOST = "received the first response: the second order never happened"
 
 HEADLINES: dict[Bug, str] = {
     Bug.CHECK_THEN_INSERT: "{effects} orders from one key: 50 identical requests arrived at the same moment",
+    Bug.CLAIMS_LATE: "{effects} orders from one key: 50 identical requests arrived at the same moment",
     Bug.NO_FINGERPRINT: f"Another body under a used key {_LOST}",
     Bug.BODY_IN_KEY: "Another body under a used key was executed as well: 2 orders from one key",
     Bug.LATE_FINGERPRINT: "Another body received the wrong status while the first request was running",

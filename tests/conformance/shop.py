@@ -30,6 +30,7 @@ class Bug(StrEnum):
     """What is wrong with the shop."""
 
     CHECK_THEN_INSERT = "checks for the key first, and inserts it a moment later"
+    CLAIMS_LATE = "checks for the key first, and inserts it only when the handler has run"
     NO_FINGERPRINT = "replays for any request with a used key"
     BODY_IN_KEY = "makes the body part of the key, so that another body is executed"
     LATE_FINGERPRINT = "compares bodies of finished requests only"
@@ -511,8 +512,8 @@ class _Handler(BaseHTTPRequestHandler):
         place = ("" if shop.bugs & {Bug.GLOBAL_SCOPE, Bug.TENANT_B_SEES_A} else tenant, key)
         if shop.has(Bug.TOKEN_SCOPED):
             place = (self.headers.get("Authorization", ""), key)
-        if shop.has(Bug.CHECK_THEN_INSERT) and place not in shop.records:
-            _linger(0.05)
+        if shop.bugs & {Bug.CHECK_THEN_INSERT, Bug.CLAIMS_LATE} and place not in shop.records:
+            _linger(float(self.headers.get("X-Slow", "0")) if shop.has(Bug.CLAIMS_LATE) else 0.05)
             shop.records[place] = Stored(fingerprint, request=body)
             self._run(tenant, place)
             return

@@ -46,6 +46,26 @@ def test_the_three_most_dangerous_come_first(report: CheckReport) -> None:
     assert [finding.harm for finding in report.dangers] == [Harm.LEAKED, Harm.LOST, Harm.WRONG]
 
 
+def test_findings_are_ordered_by_their_harm_and_overlaps_have_one_cause() -> None:
+    bugs = (Bug.CLAIMS_LATE, Bug.NO_FINGERPRINT, Bug.GLOBAL_SCOPE, Bug.QUOTES_KEPT, Bug.MISSING_RUNS, Bug.REPLAY_200)
+    with Shop(*bugs) as shop:
+        found = check(shop_target(shop, fail=None), profile=CheckProfile.STRICT_MONEY)
+    harms = [group.root.harm or 0 for group in found.groups]
+    assert harms == sorted(harms, reverse=True)
+    assert {Harm.TWICE, Harm.LEAKED, Harm.LOST, Harm.UNPROTECTED} <= set(harms)
+    assert found.groups[0].root.clause.id == "races.50"
+    follow = {one.clause.id for one in found.groups[0].consequences}
+    assert {"races.while-running", "hang-ups.sent", "mismatches.while-running"} <= follow
+    headlines = [group.root.headline for group in found.groups]
+    assert json.loads(to_json(found))["headlines"] == headlines
+    for text in (plain(found), unescape(to_html(found))):
+        places = [text.index(headline) for headline in headlines]
+        assert places == sorted(places)
+    rest = plain(found).partition("Also wrong\n")[2].partition("\n\n")[0].splitlines()
+    assert len(rest) == len(headlines) - 3 + 1
+    assert rest[-1].startswith("  --html FILE shows the fix and the script of each finding")
+
+
 def test_text_report_names_options_that_enable_more_clauses(report: CheckReport) -> None:
     assert "--fail-header would allow judging 3 more" in missing(report)
     assert "--slow-header would allow judging 2 more" in missing(report)

@@ -157,9 +157,11 @@ def _exit_code(report: CheckReport) -> int:
 
 
 def _list(clauses: tuple[Clause, ...]) -> None:
+    lines = []
     for clause in clauses:
         needs = f"  (needs {', '.join(clause.needs)})" if clause.needs else ""
-        print(f"{clause.id:28} {clause.severity.name.lower():8} {clause.title}{needs}")
+        lines.append(f"{clause.id:28} {clause.severity.name.lower():8} {clause.title}{needs}")
+    _write_out("\n".join(lines))
 
 
 def _baseline(path: Path) -> Baseline:
@@ -294,18 +296,27 @@ def _clear() -> None:
 
 def _print(report: CheckReport, *, as_json: bool) -> None:
     if as_json:
-        print(reports.to_json(report))
+        _write_out(reports.to_json(report))
     elif _is_terminal(sys.stdout):
-        print(_coloured(report))
+        _write_out(_coloured(report))
     else:
-        print(reports.plain(report))
+        _write_out(reports.plain(report))
+
+
+def _write_out(text: str) -> None:
+    """Print a text. A reader such as `head` may close the pipe: the exit code remains that of the run."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python would report it when it exits
 
 
 def _coloured(report: CheckReport) -> str:
     """The report for a terminal: results in colour, and the verdict last."""
     colour = "31" if report.failed else "33"
     lines = [f"{_painted(danger, colour)}\n" for danger in reports.dangers(report)]
-    lines += [_painted(f"Also wrong: {line}", "31") for line in reports.further(report)]
+    if others := reports.further(report):
+        lines += [_painted("Also wrong", "31"), *(_painted(f"  {line}", "31") for line in others)]
     for area, table in reports.rows(report):
         lines += ["", _painted(area.value, "1")]
         for word, name, title, note in table:

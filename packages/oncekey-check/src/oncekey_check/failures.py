@@ -287,7 +287,8 @@ CLAUSES: Final = (
         id="hang-ups.sent",
         title="A request whose client disconnects after sending it, and its retry, have one effect",
         why="This is the main purpose of keys: the work is done, and only the response is lost.",
-        fix="Finish and store the request even if the client has disconnected.",
+        fix="Claim the key before the effect, because the retry may arrive while the first request is still running; "
+        "finish and store the request even if the client has disconnected.",
         severity=Severity.CRITICAL,
         needs=(Need.COUNT,),
         requests=9,
@@ -309,7 +310,8 @@ CLAUSES: Final = (
         id="hang-ups.retried",
         title="A client that disconnected receives the response with its retry",
         why="The work is done, but the client would never learn its outcome.",
-        fix="Finish and store the request even if the client has disconnected.",
+        fix="Claim the key before the effect, because the retry may arrive while the first request is still running; "
+        "finish and store the request even if the client has disconnected.",
         severity=Severity.HIGH,
         requests=7,
         judge=retried,

@@ -329,6 +329,10 @@ class Cause:
     holds: Callable[[Finding], bool] = lambda root: root.harm is not None
 
 
+def _is_twice(root: Finding) -> bool:
+    return root.harm is Harm.TWICE
+
+
 def _answers_differ(root: Finding) -> bool:
     """The retry was executed as a new request: the API ignores keys."""
     return root.evidence.successes > 1
@@ -349,6 +353,12 @@ CAUSES: Final = (
         frozenset({Harm.TWICE}),
     ),
     Cause(("replays.one-effect",), ("keys.quoted", "keys.bare", "keys.longest", "keys.field-name")),
+    # The key is not claimed before the effect, so any request that overlaps the first one is executed.
+    Cause(
+        ("races.50", "races.10", "races.2", "races.while-running"),
+        ("hang-ups.sent", "hang-ups.retried", "mismatches.while-running"),
+        holds=_is_twice,
+    ),
     Cause(
         ("mismatches.nothing-happens",),
         (

@@ -19,6 +19,7 @@ from oncekey_check.headlines import Group
 from oncekey_check.running import MOST_DANGEROUS, CheckReport, Finding
 from oncekey_check.scripts import invocation, script, shortened, transcript
 
+DETAILS: Final = "--html FILE shows the fix and the script of each finding; --scripts FOLDER writes the scripts"
 MARK: Final = "# ---- 8< ----"
 """The line before and after a script."""
 
@@ -89,8 +90,10 @@ def headline(group: Group, report: CheckReport) -> str:
 
 
 def further(report: CheckReport) -> list[str]:
-    """The headlines of the causes that the report does not show in full."""
-    return [f"{group.root.headline} ({group.root.clause.id}{_more(group)})" for group in report.groups[MOST_DANGEROUS:]]
+    """The headlines of the causes that the report does not show in full, and where their details are."""
+    rest = report.groups[MOST_DANGEROUS:]
+    lines = [f"{group.root.headline} ({group.root.clause.id}{_more(group)})" for group in rest]
+    return [*lines, DETAILS] if rest else []
 
 
 def missing(report: CheckReport) -> list[str]:
@@ -128,6 +131,7 @@ def _row(finding: Finding, report: CheckReport) -> tuple[str, str, str, str]:
         note = verdict.because
     elif isinstance(verdict, Failed):
         note = f"seen: {verdict.seen}"
+        note += f", which the profile {report.profile} allows" if report.word(finding) == "allowed" else ""
     return report.word(finding), finding.clause.id, report.in_api_words(finding.clause.title), note
 
 

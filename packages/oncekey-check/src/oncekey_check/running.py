@@ -118,8 +118,8 @@ class CheckReport:
 
     @property
     def groups(self) -> list[Group]:
-        """The broken guarantees by cause, the cause with the worst effect first."""
-        return sorted(grouped(self.failed), key=lambda group: max(map(_rank, group.all)), reverse=True)
+        """The broken guarantees by cause, worst first."""
+        return sorted(grouped(self.failed), key=lambda group: _rank(group.root), reverse=True)
 
     @property
     def dangers(self) -> list[Finding]:
