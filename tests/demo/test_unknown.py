@@ -92,6 +92,20 @@ def _notify(demo: Demo, body: bytes, *, secret: str = SECRET, at: float | None =
         return client.post(WEBHOOKS, content=body, headers=header)
 
 
+@pytest.mark.parametrize("fault", ["error-before", "drop-after"])
+def test_call_that_was_not_executed_is_sent_again_without_its_fault(
+    apart: tuple[Demo, Provider], store: str, fault: str
+) -> None:
+    demo, provider = apart
+    key = _key()
+    assert demo.post("/transfers", key, fault=fault, repeatable=False, dedup=False).status_code == 202
+    _until(lambda: demo.record(key)["state"] == "unknown")
+    before = len(provider.charges())
+    _oncekey("keys", "resolve", key, "--not-executed", "--closed", "--reason", "closed at the provider", store=store)
+    _settled(demo, "/transfers", key)
+    assert len(provider.charges()) == before + 1
+
+
 def test_forged_old_and_repeated_webhooks_change_nothing(apart: tuple[Demo, Provider]) -> None:  # R136
     demo, provider = apart
     for route in ROUTES:

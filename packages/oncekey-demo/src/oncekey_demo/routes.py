@@ -299,21 +299,25 @@ def transfer_routes(once: Once, movements: Movements) -> APIRouter:
 
 def transfer_topics(once: Once, charging: Charging) -> None:
     """Register the workers' handlers for deferred transfers, one for repeatable calls and one for others."""
+    failed: set[str] = set()
 
     @once.topic(REPEATABLE, repeatable=True)
     async def transfer(message: Message) -> Reply:
-        return await _transferred(charging, message)
+        return await _transferred(charging, message, failed)
 
     @once.topic(UNREPEATABLE, repeatable=False)
     async def transfer_once(message: Message) -> Reply:
-        return await _transferred(charging, message)
+        return await _transferred(charging, message, failed)
 
 
-async def _transferred(charging: Charging, message: Message) -> Reply:
+async def _transferred(charging: Charging, message: Message, failed: set[str]) -> Reply:
     payload = message.payload
     wanted = Transfer.model_validate(payload["transfer"])
-    # The fault applies to the first attempt only, or no worker would ever finish the transfer.
-    fault = payload["fault"] if message.attempt == 1 else None
+    # The fault applies to the first call only, or no worker would ever finish the transfer. The attempts of a call that
+    # an operator sends again count from 1, so this process remembers the call.
+    fault = payload["fault"] if message.attempt == 1 and message.downstream_key not in failed else None
+    if fault is not None:
+        failed.add(message.downstream_key)
     try:
         charge = await charging.charge(
             wanted.money.model_dump(), message.downstream_key, deduplicate=payload["deduplicate"], fault=fault
