@@ -63,13 +63,13 @@ def warn_of_late_commits(app: FastAPI) -> None:
     for route in getattr(app, "routes", ()):
         for path, endpoint, dependant in _dependants(route):
             enrolment: Enrolment | None = getattr(endpoint, "__oncekey__", None)
-            if enrolment is None or enrolment.effects is not Effects.LOCAL:
+            if enrolment is None or enrolment.effects not in {Effects.LOCAL, Effects.OUTBOX}:
                 continue
-            for call in _late(dependant):
+            for call in dict.fromkeys(_late(dependant)):
                 log.warning(
                     "oncekey: %s (%s) depends on %s, which ends after the response was stored and sent; if it "
                     "commits, its rows can be lost although a success was stored: write through op.connection or "
-                    'once.session, or use Depends(..., scope="function")',
+                    "once.session, which commit with the key",
                     enrolment.operation,
                     path,
                     getattr(call, "__qualname__", call),
