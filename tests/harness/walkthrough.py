@@ -75,6 +75,7 @@ class Walkthrough:
 
     def walk(self, section: str | None = None) -> None:
         """Do what the page says, or one section of it."""
+        chosen = False
         for block in self._page.blocks() if section is None else self._page.section(section):
             where = f"{self._page.name}, line {block.line}"
             match block.language:
@@ -82,10 +83,15 @@ class Walkthrough:
                     block.save(self._folder, self._here(block.text))
                 case "sh":
                     self._printed = "".join(self._type(block, where))
+                    chosen = block.text.rstrip().rpartition("\n")[2].partition(" | grep ")[1] != ""
                 case "sql":
                     self._query(block)
                 case language if language in OUTPUT and self._printed is not None:
                     self._compare(block, self._printed, where)
+                    # `grep` chooses the lines that the page shows, so no others are printed.
+                    chosen = chosen and language == "text"
+                    printed, shown = self._printed.strip().splitlines(), block.text.strip().splitlines()
+                    assert not chosen or len(printed) <= len(shown), f"{where}: more was printed:\n{self._printed}"
                     self._printed = None
 
     def _type(self, block: Block, where: str) -> list[str]:
