@@ -40,11 +40,16 @@ async def test_orm_payment_with_a_lost_reply_is_stored_and_charged_once(
                 lost = await client.post("/payments", json=PAYMENT, headers=KEY)
                 paid = await client.post("/payments", json=PAYMENT, headers=KEY)
                 again = await client.post("/payments", json=PAYMENT, headers=KEY)
+                place = f"/idempotency-keys/{KEY['Idempotency-Key']}"
+                shown = [
+                    await client.get(place, headers={"Authorization": f"Bearer {token}"}) for token in ("ann", "eve")
+                ]
             async with program.AsyncSession(program.engine) as session:
                 rows = (await session.scalars(select(program.Payment))).all()
             assert program.engine.pool.checkedout() == 0
         (charge,) = provider.charges()
     assert [stranger.status_code, lost.status_code, paid.status_code] == [401, 500, 201]
+    assert [one.status_code for one in shown] == [200, 401]
     assert paid.json() == {"id": 1, "charge": charge["id"]}
     assert (again.content, again.headers["Idempotent-Replayed"]) == (paid.content, "true")
     assert [(row.tenant, row.amount, row.charge) for row in rows] == [("shop-1", 1999, charge["id"])]

@@ -39,6 +39,10 @@ async def test_sqlalchemy_guide_program_works_as_described(program: Any) -> None
             assert (first.status_code, first.json()) == (201, {"id": 1})
             again = await book("1A", KEYS[0])
             assert (again.content, again.headers["Idempotent-Replayed"]) == (first.content, "true")
+            place = f"/idempotency-keys/{KEYS[0]['Idempotency-Key']}"
+            for token, status in (("ann", 200), ("bob", 404), ("eve", 401)):
+                shown = await client.get(place, headers={"Authorization": f"Bearer {token}"})
+                assert shown.status_code == status
 
             for _ in range(2):
                 taken = await book("1A", KEYS[1])

@@ -107,8 +107,13 @@ async def test_calling_a_handler_outside_a_request_raises() -> None:
     @once.protect(effects=INLINE)
     async def create(op: Operation) -> None: ...
 
-    with pytest.raises(RuntimeError, match=re.escape("once.install(app) is missing; in a unit test pass op=")):
+    @once.protect(effects=INLINE)
+    def create_too(op: SyncOperation) -> None: ...
+
+    with pytest.raises(RuntimeError, match="create is protected, and was called outside of a request, or"):
         await create()
+    with pytest.raises(RuntimeError, match="create_too is protected, and was called outside of a request"):
+        create_too()
 
 
 async def test_a_protected_handler_calling_another_raises() -> None:

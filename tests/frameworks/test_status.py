@@ -11,6 +11,7 @@ from fastapi.responses import Response
 
 from frameworks.shop import KEY, Shop
 from harness.asgi import until
+from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, INLINE, LOCAL
 from oncekey.core.policy import Policy
 from oncekey.testing.claims import ManualClock
@@ -144,6 +145,21 @@ async def test_the_status_resource_uses_the_status_dependencies() -> None:
     assert (await status(shop)).status == 401
     assert (await status(shop, headers=[("X-Token", "acme")])).status == 200
     assert (await status(shop, headers=[("X-Token", "globex")])).status == 404
+
+
+async def test_an_unauthenticated_status_resource_names_status_dependencies() -> None:
+    def authenticate(request: Request) -> None:
+        request.state.tenant = "acme"
+
+    shop = Shop(tenant=lambda request: request.state.tenant)
+
+    @shop.post(effects=INLINE)
+    async def create(_: None = Depends(authenticate)) -> str:
+        return "done"
+
+    assert (await shop.send("/orders")).status == 200
+    with pytest.raises(ConfigurationError, match=r"no 'tenant' on the request: .* status_dependencies=\[Depends"):
+        await shop.caller(f"/idempotency-keys/{KEY}", method="GET", key=None).run(raising=True)
 
 
 async def test_the_status_path_can_be_changed_or_disabled() -> None:

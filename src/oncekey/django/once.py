@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 NO_MIDDLEWARE: Final = (
-    "{operation} is protected, but oncekey's middleware does not serve this request: put 'oncekey.django.Middleware' "
-    "last in MIDDLEWARE; in a unit test, pass op=oncekey.testing.sync_operation(...), or call inspect.unwrap(view) if "
-    "@api_view did not make it"
+    "{operation} is protected, and was called outside of a request, or oncekey's middleware does not serve this "
+    "request: put 'oncekey.django.Middleware' last in MIDDLEWARE; in a unit test, pass "
+    "op=oncekey.testing.sync_operation(...), or call inspect.unwrap(view) if @api_view did not make it"
 )
 NO_TENANT: Final = (
     "Once(tenant=...) is missing: pass a function that returns the tenant of an authenticated request, or "

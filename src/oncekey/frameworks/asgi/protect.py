@@ -86,6 +86,8 @@ def protect(handler: F, enrolment: Enrolment) -> F:
             from anyio import from_thread  # noqa: PLC0415  (a framework that calls handlers in threads has it)
 
             return from_thread.run(functools.partial(awaited, *args, **kwargs))
+        if not has_operation(name, args, kwargs):
+            request_for(enrolment)  # raises outside of a request, also where nothing awaits the result
         return awaited(*args, **kwargs)
 
     return cast("F", shown(_awaitable(direct) if enrolment.blocking else awaited, handler, enrolment, name))

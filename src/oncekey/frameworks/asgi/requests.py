@@ -291,23 +291,34 @@ def by_request(
         try:
             value = identify(request_of(scope))
         except AttributeError as error:
-            raise _not_there(error, what) from error
-        return value if type(value) is str else later(value)
+            raise _not_there(error, what, scope) from error
+        return value if type(value) is str else later(value, scope)
 
-    async def later(value: str | Awaitable[str]) -> str:
+    async def later(value: str | Awaitable[str], scope: Scope) -> str:
         try:
             return await identified(value)
         except AttributeError as error:
-            raise _not_there(error, what) from error
+            raise _not_there(error, what, scope) from error
 
     return by_scope
 
 
-def _not_there(error: AttributeError, what: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"the {what} function found no {error.name!r} on the request: the route's authentication has to set it "
-        "before the handler is called, for example as a dependency of the route"
-    )
+STATUS_ENDPOINT: Final = "idempotency_key_status"
+"""The name of the function that serves the status resource."""
+SET_BY_ROUTE: Final = (
+    "the route's authentication has to set it before the handler is called, for example as a dependency of the route"
+)
+SET_FOR_STATUS: Final = (
+    "the status resource has to be authenticated like the routes: pass once.install(app, "
+    "status_dependencies=[Depends(authenticate)]) in FastAPI or OncePlugin(once, status_guards=[...]) in Litestar, or "
+    "authenticate in a middleware"
+)
+
+
+def _not_there(error: AttributeError, what: str, scope: Scope) -> ConfigurationError:
+    is_status = getattr(scope.get("endpoint"), "__name__", "") == STATUS_ENDPOINT
+    fix = SET_FOR_STATUS if is_status else SET_BY_ROUTE
+    return ConfigurationError(f"the {what} function found no {error.name!r} on the request: {fix}")
 
 
 def _field(headers: list[tuple[bytes, bytes]], name: bytes) -> bytes:
@@ -351,7 +362,8 @@ NOT_INSTALLED: Final = (
     "application that serves the handler or on one that it is mounted in"
 )
 NO_REQUEST: Final = (
-    "once.install(app) is missing; in a unit test pass op=oncekey.testing.operation(...), or call "
+    "{operation} is protected, and was called outside of a request, or once.install(app) is missing (once.flask(app) "
+    "in Flask, the plugin in Litestar): in a unit test pass op=oncekey.testing.operation(...), or call "
     "handler.__wrapped__ if the handler takes no operation"
 )
 CALLED: Final = (
@@ -417,7 +429,7 @@ def request_for(enrolment: Enrolment) -> Exchange | UnkeyedRequest:
     """The request in which an enrolled handler is being called; raises if it cannot be protected."""
     innermost = current.get()
     if innermost is None:
-        raise RuntimeError(NO_REQUEST)
+        raise RuntimeError(NO_REQUEST.format(operation=enrolment.operation))
     owner, alone = enrolment.owner, True
     request: Exchange | UnkeyedRequest | None = None
     each: Exchange | UnkeyedRequest | None = innermost
