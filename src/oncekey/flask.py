@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import flask
 
 from oncekey.core.answers import marked_lines
-from oncekey.core.errors import ConfigurationError
+from oncekey.core.errors import ConfigurationError, is_outage
 from oncekey.core.model import Effects
 from oncekey.engine.capture import Capture
 from oncekey.engine.enrolment import SAFE, Enrolment
@@ -90,12 +90,23 @@ def place(
         return responding(answer)
 
     vars(app)["ensure_sync"] = as_it_is
+    vars(app)["handle_exception"] = functools.partial(_unhandled, app, app.handle_exception)
     if threads.patterns.patterns:
         vars(app)["dispatch_request"] = functools.partial(_dispatched, app.dispatch_request)
     if threads.status_path is not None:
         app.add_url_rule(f"{threads.status_path}/<path:key>", view_func=idempotency_resource)
     if is_served(threads.policy):
         app.add_url_rule(threads.policy.docs_url, view_func=idempotency_resource)
+
+
+def _unhandled(app: flask.Flask, handle: Callable[[Exception], Any], error: Exception) -> Any:  # noqa: ANN401
+    """Return 503 if `db.session` lost its connection before the view, for example in `before_request`."""
+    exchange = thread_exchange.get()
+    answer = exchange.lost_before(error) if isinstance(exchange, _FlaskExchange) and is_outage(error) else None
+    if answer is None:
+        return handle(error)
+    response = app.response_class(answer.body, status=answer.status)
+    return app.finalize_request(_with_lines(response, answer.headers), from_error_handler=True)
 
 
 def _dispatched(dispatch: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401  (as Flask's)

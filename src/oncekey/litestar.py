@@ -31,7 +31,7 @@ from litestar.utils.scope.state import ScopeState
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import Code, Effects, Refuse
 from oncekey.frameworks.asgi.installation import Installation
-from oncekey.frameworks.asgi.middleware import KEY_FIELD, OncekeyMiddleware
+from oncekey.frameworks.asgi.middleware import KEY_FIELD, Exchange, OncekeyMiddleware
 from oncekey.frameworks.asgi.requests import (
     ClientLeftError,
     TooSlowError,
@@ -42,6 +42,7 @@ from oncekey.frameworks.asgi.requests import (
     enrolment_of,
     layers,
     passage_of,
+    request_of,
     send_answer,
     trace_of,
 )
@@ -129,6 +130,7 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
         recorder: Any = functools.partial(BodyRecorder, plugin=self)  # Litestar has its own types for messages
         app_config.middleware.insert(0, recorder)
         app_config.exception_handlers.update({AnsweredError: answered, TooSlowError: self._too_slow})
+        app_config.after_exception.append(self._let_through)
         installation, policy = self.installation, self.once.policy
         if is_served(policy):
             page = get(policy.docs_url, include_in_schema=False)(_documentation_of(installation))
@@ -198,6 +200,12 @@ class OncePlugin(InitPlugin, ReceiveRoutePlugin):
             return []
         used = [one for one in databases_of(app) if one.session_dependency_key in depends_on(handler)]
         return [config.session_scope_key for config in used if self._shares(config)]
+
+    async def _let_through(self, error: Exception, _: Any) -> None:  # noqa: ANN401  (Litestar's scope is a TypedDict)
+        """Raise an outage before the claim out of Litestar's inner error handling, so that the middleware responds."""
+        request = request_of(self.once)
+        if isinstance(request, Exchange) and request.is_early_outage(error):
+            raise error
 
     def _too_slow(self, request: Request[Any, Any, Any], _: Exception) -> Response[Any]:
         scope: Any = request.scope  # Litestar's scope is a TypedDict

@@ -344,3 +344,21 @@ def test_a_view_with_set_local_role_still_stores_its_record(tables_dsn: str, ope
     assert (failed.status_code, failed.get_json()["code"]) == (500, "idempotency_execution_failed")
     with psycopg.connect(tables_dsn, autocommit=True) as connection:
         connection.execute(f"DROP ROLE {role}".encode())
+
+
+def test_connection_lost_in_before_request_returns_503(tables_dsn: str, open_shop: Callable[..., Shop]) -> None:
+    # R110: the login reads through `db.session`
+    shop = open_shop(with_tables(tables_dsn.replace("postgresql:", "postgresql+psycopg:")))
+    client = shop.app.test_client()
+    assert client.post("/orders", json={"item": "tea"}, headers=sent()).status_code == 201
+    with psycopg.connect(tables_dsn, autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    headers = sent()
+    lost = client.post("/orders", json={"item": "milk"}, headers=headers)
+    assert (lost.status_code, lost.headers["Retry-After"]) == (503, "1")
+    assert lost.json["code"] == "idempotency_store_unavailable"
+    assert client.post("/orders", json={"item": "milk"}, headers=headers).status_code == 201
+    assert (items(shop), len(shop.runs)) == (["tea", "milk"], 2)

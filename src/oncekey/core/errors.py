@@ -46,6 +46,19 @@ class StoreUnavailableError(StoreError):
     outage = True
 
 
+_LOST = "__oncekey_lost__"
+
+
+def mark_lost(error: BaseException) -> None:
+    """Mark another package's error: it means that a connection to the store was lost or could not be opened."""
+    setattr(error, _LOST, True)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether an error means that the store did not respond: oncekey's own, or a marked one of the driver."""
+    return isinstance(error, StoreError) or getattr(error, _LOST, False) is True
+
+
 class RolledBackError(StoreUnavailableError):
     """The database answered, and rolled the transaction back because of what the handler did in it (F20)."""
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections
 from django.http import HttpResponse
 
 from oncekey.core.answers import Answer, marked_lines
@@ -162,6 +162,17 @@ class DjangoExchange(blocking.BlockingExchange):
     def keyed(self) -> bool:
         """Whether a protected view would claim a key."""
         return self.echo is not None and self.asked.method not in SAFE
+
+    def instead_of(self, error: BaseException) -> Any:  # noqa: ANN401
+        """The response to a connection that was lost before the view; None for any other exception."""
+        database = self.threads.database
+        if database is None or not isinstance(error, InterfaceError | OperationalError):
+            return None
+        connection = connections[database.alias]
+        if connection.connection is not None and (not connection.errors_occurred or connection.is_usable()):
+            return None
+        answer = self.lost_before(error)
+        return None if answer is None else made(answer)
 
     # Called by the view.
 

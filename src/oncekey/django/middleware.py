@@ -58,12 +58,15 @@ class Middleware:
 
     @staticmethod
     def process_exception(_: Any, error: BaseException) -> Any:  # noqa: ANN401
-        """Record the exception of a view before other middleware handles it; ignore oncekey's control errors."""
+        """Record the exception of a view before other middleware handles it; ignore oncekey's control errors.
+
+        If the connection was lost before the protected view, for example in a decorator above it, return 503.
+        """
         exchange = thread_exchange.get()
         assert isinstance(exchange, DjangoExchange)
         exchange.uncaught = error
         ours = isinstance(error, CONTROL_ERRORS) and not is_inner(error, exchange.ended.began)
-        return HttpResponse(status=500) if ours else None
+        return HttpResponse(status=500) if ours else exchange.instead_of(error)
 
     def _begun(self, request: Any) -> DjangoExchange:  # noqa: ANN401
         self._threads.begin(self._start)

@@ -324,6 +324,13 @@ class BlockingExchange:
             return self._unkeyed(invoke, enrolment, self.run.claim, args)
         return self._run(invoke, self.run)
 
+    def lost_before(self, error: BaseException) -> Answer | None:
+        """The response to a lost connection of the store, unless a protected handler was called or there is no key."""
+        if self.echo is None or self._called or self.asked.method in SAFE:
+            return None
+        log.error("oncekey: a connection to the store was lost before the handler: %s", type(error).__name__)
+        return self.threads.turn_away(UNAVAILABLE, None, trace_id=self.trace_id, echo=self.echo)
+
     def _run(self, invoke: Callable[[object], Any], run: Run) -> Any:  # noqa: ANN401
         stepping = None
         try:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, OperationalError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from oncekey.core.errors import OncekeyError, StoreBusyError, StoreError, TransactionControlError
+from oncekey.core.errors import OncekeyError, StoreBusyError, StoreError, TransactionControlError, mark_lost
 from oncekey.core.flow import Mode
 from oncekey.databases import handler_sql
 from oncekey.databases.postgres import server as postgres_errors
 from oncekey.databases.retries import lost, lost_commit
 from oncekey.databases.sqlite.execute import commit_error, store_error
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Engine, ExceptionContext
 
 
 def _goodbyes() -> tuple[type[Exception], ...]:
@@ -102,6 +106,21 @@ def unproven(error: BaseException) -> OncekeyError:
     if _NO_SAVEPOINT in str(_origin(error)):
         return TransactionControlError(handler_sql.ENDED)
     return meaning(error)
+
+
+def mark_lost_connections(engine: Engine) -> None:
+    """Mark the errors of lost connections, also in sessions: outside of a handler they mean that nothing ran."""
+    if not event.contains(engine, "handle_error", _mark):
+        event.listen(engine, "handle_error", _mark)
+
+
+def _mark(context: ExceptionContext) -> None:
+    error = context.sqlalchemy_exception or context.original_exception
+    if not isinstance(error, FAILURES):
+        return  # a cancellation
+    invalidated = isinstance(error, DBAPIError) and error.connection_invalidated
+    if invalidated or (not _is_sqlite(error) and not _is_mysql(error) and _was_lost(error)):
+        mark_lost(error)
 
 
 def _was_lost(error: BaseException) -> bool:

@@ -18,9 +18,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.util import await_only
 
-from oncekey.core.errors import TransactionControlError
+from oncekey.core.errors import TransactionControlError, mark_lost
 from oncekey.core.sqltext import ONLY_READS, plainly_reads, refuse_changes
 from oncekey.databases.sqlalchemy.connections import as_opened
+from oncekey.databases.sqlalchemy.errors import FAILURES
 from oncekey.databases.sqlalchemy.execute import alters
 
 if TYPE_CHECKING:
@@ -80,8 +81,10 @@ class PlacedEngine(OptionEngine):
         await_only(self._enter())
         try:
             connection = super().connect()
-        except BaseException:
+        except BaseException as error:
             self.leave()
+            if isinstance(error, FAILURES):
+                mark_lost(error)
             raise
         assert isinstance(connection, PlacedConnection)
         connection.reserved = True

@@ -26,7 +26,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from oncekey.core.answers import Answer
-from oncekey.core.errors import CONTROL_ERRORS, StoreError
+from oncekey.core.errors import CONTROL_ERRORS, StoreError, is_outage
 from oncekey.core.lazy import Lazy
 from oncekey.core.model import UNAVAILABLE, Bypass, Code, Deferred, Refuse
 from oncekey.engine.actions import Life, StoppedAtHandler
@@ -275,18 +275,21 @@ class Exchange:
             phased_run.halted = True
             self._task.cancel()
 
+    def is_early_outage(self, error: BaseException) -> bool:
+        """Whether a dependency got no connection to the store, or lost it, before anything was claimed or sent."""
+        early = self.state is ExchangeState.OPEN and not self.passage.claimed and not self._begun
+        return early and self.transaction is not None and is_outage(error) and not is_inner(error, self.ended.began)
+
     async def turn_away(self, error: BaseException) -> bool:
         """Respond to an error before the claim: the body took too long, or the store was down. False: another error."""
         if self.state is ExchangeState.ANSWERED and self.answer is not None:
             await self._deliver(self.answer)
             return True
-        early = self.state is ExchangeState.OPEN and not self.passage.claimed and not self._begun
-        if not early or self.transaction is None or not isinstance(error, StoreError):
+        if not self.is_early_outage(error):
             return False
-        if is_inner(error, self.ended.began):
-            return False
-        log.error("oncekey: a transaction could not be opened for a dependency: %s", type(error).__name__)
-        self.installation.failed("lend", error)
+        log.error("oncekey: a dependency got no connection to the store, or lost it: %s", type(error).__name__)
+        if isinstance(error, StoreError):
+            self.installation.failed("lend", error)
         await self._deliver(self._refusal(UNAVAILABLE, enrolment_of(self.scope, self.installation.engines)))
         return True
 

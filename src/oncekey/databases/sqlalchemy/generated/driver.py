@@ -33,6 +33,7 @@ from oncekey.databases.sqlalchemy.errors import (
     ENDED,
     FAILURES,
     failed,
+    mark_lost_connections,
     meaning,
     not_connected,
     unproven,
@@ -73,6 +74,7 @@ class BlockingSqlalchemyDriver:
 
     def __init__(self, engine: Engine, *, statement_timeout: float = STATEMENT_TIMEOUT) -> None:
         self._engine = engine = borrowed_engine(engine)
+        mark_lost_connections(engine)
         self._file = EngineFile(engine)
         self._sqlite = engine.dialect.name == "sqlite"
         self._statement_timeout = statement_timeout
