@@ -238,7 +238,6 @@ def _documentation_of(installation: Installation) -> Callable[..., Any]:
 def _status_of(installation: Installation) -> Callable[..., Any]:
     async def idempotency_key_status(request: Request[Any, Any, Any]) -> Response[bytes]:
         scope: Any = request.scope
-        scope["endpoint"] = idempotency_key_status
         caller = await caller_of(installation, installation.policy, scope)
         path = (scope.get("raw_path") or quote(scope["path"]).encode()).decode("latin-1")
         key = unquote(path.partition(f"{installation.status_path}/")[2])

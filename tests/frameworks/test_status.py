@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import Response
+from litestar import Litestar
+from litestar.testing import TestClient
 
 from frameworks.shop import KEY, Shop
 from harness.asgi import until
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.model import HOUR, INLINE, LOCAL
 from oncekey.core.policy import Policy
+from oncekey.litestar import OncePlugin
+from oncekey.once import Once
 from oncekey.testing.claims import ManualClock
 
 
@@ -160,6 +165,20 @@ async def test_an_unauthenticated_status_resource_names_status_dependencies() ->
     assert (await shop.send("/orders")).status == 200
     with pytest.raises(ConfigurationError, match=r"no 'tenant' on the request: .* status_dependencies=\[Depends"):
         await shop.caller(f"/idempotency-keys/{KEY}", method="GET", key=None).run(raising=True)
+
+
+def test_an_unauthenticated_status_resource_of_litestar_names_status_guards(tmp_path: Path) -> None:
+    once = Once(f"sqlite:///{tmp_path}/shop.db", migrate=True)
+    raised: list[str] = []
+
+    async def note(error: Exception, _: object) -> None:
+        raised.append(str(error))
+
+    plugin = OncePlugin(once, tenant=lambda request: request.state.tenant)
+    with TestClient(Litestar(plugins=[plugin], after_exception=[note])) as client:
+        assert client.get(f"/idempotency-keys/{KEY}").status_code == 500
+    assert "no 'tenant' on the request: the status resource" in raised[0]
+    assert "status_guards=[...]" in raised[0]
 
 
 async def test_the_status_path_can_be_changed_or_disabled() -> None:
