@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -98,3 +99,37 @@ async def test_connection_lost_in_a_dependency_returns_503(
     finally:
         await engine.dispose()
     assert len(ran) == 2
+
+
+async def test_connection_of_another_engine_is_not_the_stores(postgres_dsn: str, tmp_path: Path) -> None:
+    other = create_async_engine(postgres_dsn.replace("postgresql:", "postgresql+asyncpg:"))
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/shop.db")
+    once = Once(engine, migrate=True)
+
+    async def authenticate() -> None:
+        await (await once.session()).execute(text("SELECT 1"))
+        async with other.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    app = FastAPI()
+    once.install(app, tenant=SINGLE_TENANT)
+
+    @app.post("/orders", status_code=201, dependencies=[Depends(authenticate)])
+    @once.protect(effects=LOCAL)
+    async def create(op: Operation) -> str:
+        return "done"
+
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop.example") as client:
+            statuses = []
+            for key in ("first", "second", "third"):
+                statuses.append(
+                    (await client.post("/orders", headers={"Idempotency-Key": f"{key}-0123456789"})).status_code
+                )
+                if key == "first":
+                    with psycopg.connect(postgres_dsn, autocommit=True) as killing:
+                        killing.execute(KILL)
+    await other.dispose()
+    await engine.dispose()
+    assert statuses == [201, 500, 201]
