@@ -103,9 +103,7 @@ class Trigger(StrEnum):
     SWEEP = "sweep"  # a lease is over
     EXPIRE = "expire"  # a ttl is over
     EXECUTED = "executed"  # it is certain that the call was executed
-    DECLINED = (
-        "declined"  # the provider refused the call for good: the audit's name for such a move by EXECUTED or REPLACE
-    )
+    DECLINED = "declined"  # EXECUTED or REPLACE by a final refusal of the provider; only in the audit
     STILL_UNKNOWN = "still_unknown"  # the provider was queried, and could not tell
     DLQ_RETRY = "dlq_retry"  # an operator wants a dead letter sent again
     WORKER_CLAIM = "worker_claim"  # a worker claimed the parcel

@@ -247,12 +247,7 @@ def replayed(verdict: Replay, policy: Policy, asker: Asker) -> Answer:
         return answers.replay(verdict, policy, echo=asker.echo)
     instance = uuid4()
     answer = answers.replay(
-        verdict,
-        policy,
-        echo=asker.echo,
-        status_url=asker.status_url,
-        fault_id=instance.hex,
-        trace_id=asker.trace_id,
+        verdict, policy, echo=asker.echo, status_url=asker.status_url, fault_id=instance.hex, trace_id=asker.trace_id
     )
     _log_refusal(Refuse(Code.RESPONSE_NOT_STORED), None, _shown_in(answer, instance))
     return answer

@@ -155,9 +155,7 @@ def check_effects(
         try:
             blocking()  # raises now, and not at the first request, if the blocking driver is missing
         except ConfigurationError as error:
-            raise ConfigurationError(
-                f"{in_thread.operation} is `def`, so its store is used in threads: {error}"
-            ) from None
+            raise ConfigurationError(f"{in_thread.operation} is `def`, so it runs in a thread: {error}") from None
 
 
 def check_parts(store: Store, policies: Sequence[Policy], *, topics: bool, reconciles: bool) -> None:
