@@ -287,6 +287,20 @@ def test_the_plain_command_names_the_management_command(tmp_path: Path) -> None:
     assert (done.returncode, wanted in done.stderr.splitlines()[-1]) == (2, True), done.stderr
 
 
+def test_an_alias_of_databases_is_refused_as_a_store() -> None:
+    from oncekey.django import Once
+
+    with pytest.raises(ConfigurationError, match=r"write Once\(Database\('default'\)\)"):
+        Once("default")
+
+
+def test_once_is_created_before_the_settings_are_read() -> None:
+    program = "from oncekey.django import Once; Once('memory:', tenant=lambda request: 'acme')"
+    environ = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 def test_missing_django_migrations_log_the_command_to_run(
     lite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

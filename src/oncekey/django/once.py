@@ -70,7 +70,8 @@ class Once(Framework):
         keep_headers: Sequence[str] = (),
         **options: Any,  # noqa: ANN401
     ) -> None:
-        if isinstance(store, str) and store in connections.settings:
+        # Only a name is looked up, so that `Once("postgresql://…")` may be created before Django's settings are read.
+        if isinstance(store, str) and store.isidentifier() and store in connections.settings:
             raise ConfigurationError(f"{store!r} is an alias of settings.DATABASES: write Once(Database({store!r}))")
         super().__init__(Database() if store is None else store, **options)
         if not has_threads(self.store):
