@@ -217,6 +217,9 @@ def test_a_replaced_sqlite_file_returns_503_until_reopened(lite: str, tmp_path: 
     assert post("/orders").status_code == 201
     connections.close_all()
     assert sold() == [*kept, "tea"]
+    connections.close_all()
+    with closing(sqlite3.connect(path)) as file:  # other tests use the file with another copy of SQLite
+        assert file.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
 
 
 def test_the_record_is_written_with_the_session_role(postgres: str) -> None:

@@ -250,7 +250,9 @@ def test_the_management_command_can_be_called(lite: str) -> None:
         call_command("oncekey", "worker", "--only", "nothing", stdout=out)
     with pytest.raises(CommandError, match=r"manage\.py oncekey doctor --quiet failed") as failed:
         call_command("oncekey", "doctor", "--quiet", stdout=out)
-    assert (failed.value.returncode, "-> run `manage.py oncekey worker`, or" in out.getvalue()) == (1, True)
+    assert (failed.value.returncode, "-> run `manage.py oncekey worker`, or" in out.getvalue()) == (1, True), (
+        out.getvalue()
+    )
 
 
 def test_the_console_of_a_project_names_its_commands(tmp_path: Path) -> None:
