@@ -33,6 +33,7 @@ from oncekey.databases.sqlalchemy.handler_connection import WATCH, Watch, commit
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
     from sqlalchemy.orm import Session
+    from sqlalchemy.orm import SessionTransaction as OrmTransaction
 
     from oncekey.core.flow import Transaction
 
@@ -133,8 +134,10 @@ class Database:
         """A new driver on its engines."""
         return FlaskSqlalchemyDriver(self)
 
-    def _begun(self, session: Session, _: object, connection: Connection) -> None:
+    def _begun(self, session: Session, transaction: OrmTransaction, connection: Connection) -> None:
         """Watch the session's statements even outside operations: it may become an operation's."""
+        if transaction.nested:
+            return  # on a connection that is watched
         engine = connection.engine
         if engine not in self._watched:
             with self._watching:
@@ -145,6 +148,7 @@ class Database:
         connection.execution_options(**{WATCH: watch})
         begun: list[Connection] | None = session.info.get(TRANSACTION)
         if begun is not None:
+            watch.guards = bool(begun)  # after a rollback, too; `SessionTransaction` guards the first one
             begun.append(connection)
         elif self.scopes and self.db.session.registry.scopefunc() in self.scopes:
             raise TransactionControlError(REMOVED)
@@ -279,8 +283,11 @@ class SessionTransaction(BlockingTransaction):
                 raise meaning(error) from error
             for other in self._begun:
                 watch = watch_of(other)
-                if other is not self._connection and watch is not None and watch.wrote:
+                if watch is None or other is self._connection:
+                    continue
+                if watch.wrote:
                     raise TransactionControlError(OTHER_BIND)
+                watch.guards = False
             self._check()
             self._watch.guards = False
             self._hand_back()
