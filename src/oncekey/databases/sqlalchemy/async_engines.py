@@ -12,6 +12,7 @@ from oncekey.databases.handler_sql import OVER, refusal
 from oncekey.databases.sqlalchemy.handler_connection import (
     OURS,
     WATCH,
+    HandlerEngine,
     Watch,
     log_foreign_connections,
     watch_connections,
@@ -91,9 +92,9 @@ class SqlalchemyHandlerConnection(AsyncConnection):
 
 def engine_for_handlers(engine: AsyncEngine) -> AsyncEngine:
     """An engine on the same pool; only oncekey can end the transactions of its watched connections."""
-    ours = engine.execution_options(**{OURS: True})
-    watch_connections(ours.sync_engine)
-    return ours
+    ours = HandlerEngine(engine.sync_engine, {})
+    watch_connections(ours)
+    return AsyncEngine(ours)
 
 
 async def open_for_handler(engine: AsyncEngine) -> SqlalchemyHandlerConnection:

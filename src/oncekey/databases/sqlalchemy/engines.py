@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NoReturn
 
-from sqlalchemy.engine import Connection, Engine
-from sqlalchemy.engine.base import OptionEngine
+from sqlalchemy.engine import Connection, Engine, RootTransaction
 from sqlalchemy.exc import DontWrapMixin
 
 from oncekey.core.errors import ConfigurationError, TransactionControlError
@@ -15,6 +14,8 @@ from oncekey.databases.sqlalchemy.execute import module_of, package_of, raw_of
 from oncekey.databases.sqlalchemy.handler_connection import (
     OURS,
     WATCH,
+    HandlerEngine,
+    JoinedConnection,
     Watch,
     log_foreign_connections,
     watch_connections,
@@ -55,7 +56,7 @@ class _OverError(TransactionControlError, DontWrapMixin):
     """Rejects a connection that a handler kept; SQLAlchemy raises it unchanged."""
 
 
-class BlockingHandlerConnection(Connection):
+class BlockingHandlerConnection(JoinedConnection):
     """`op.connection` for a blocking engine: a `Connection` inside the operation's transaction."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (as an engine makes it)
@@ -94,16 +95,17 @@ class BlockingHandlerConnection(Connection):
             raise refusal("setting isolation_level")
         return super().execution_options(**options)
 
-    def begin(self) -> NoReturn:
-        raise refusal("begin()")
+    def begin(self) -> RootTransaction:
+        """Refused, unless SQLAlchemy calls it for a statement after a rollback."""
+        if not self.watch.guards or self.get_transaction() is not None:
+            raise refusal("begin()")
+        return super().begin()
 
     def __enter__(self) -> NoReturn:
         raise refusal("`with connection:`")
 
 
-class _HandlerEngine(OptionEngine):
-    """An engine on the application's pool; only oncekey ends the transactions of its connections."""
-
+class _HandlerEngine(HandlerEngine):
     _connection_cls = BlockingHandlerConnection
 
 

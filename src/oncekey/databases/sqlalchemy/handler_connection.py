@@ -15,6 +15,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from sqlalchemy import event
+from sqlalchemy.engine import Connection
+from sqlalchemy.engine.base import OptionEngine
 from sqlalchemy.exc import OperationalError
 
 from oncekey.core.errors import TransactionControlError
@@ -24,7 +26,7 @@ from oncekey.databases.handler_sql import ENDED, OVER, refusal, refuse_transacti
 from oncekey.databases.sqlalchemy.execute import OWN, alters, is_in_transaction, package_of, raw_of
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import Connection, Engine, ExceptionContext, ExecutionContext, RootTransaction
+    from sqlalchemy.engine import Engine, ExceptionContext, ExecutionContext, RootTransaction
 
 PATIENCE: Final = 5.0
 """Seconds that a handler's unfinished statement may take before the transaction is rolled back."""
@@ -119,6 +121,23 @@ class Watch:
     def forget(self) -> None:
         """Record that a later statement succeeded: the failed one was rolled back to a savepoint."""
         self.answered = self.sent
+
+
+class JoinedConnection(Connection):
+    """A handler's connection whose transactions sessions only join, so that their `commit()` flushes."""
+
+    def in_transaction(self) -> bool:
+        """Begin again after a rollback: a session would begin a transaction of its own, and try to commit it."""
+        watch = watch_of(self)
+        if watch is not None and watch.guards and self.get_transaction() is None:
+            Connection.begin(self)
+        return super().in_transaction()
+
+
+class HandlerEngine(OptionEngine):
+    """An engine on the application's pool; only oncekey ends the transactions of its connections."""
+
+    _connection_cls = JoinedConnection
 
 
 def log_foreign_connections(engine: Engine) -> None:
