@@ -317,8 +317,13 @@ async def test_oversized_arguments_and_invalid_keys_raise(small_stage: Stage) ->
     async with small_stage.open():
         with pytest.raises(BodyInvalidError, match="larger than max_request_bytes"):
             await buy("o-1", TEA, "x" * 200)
-        for key, why in (("", "empty"), ("x" * 256, "too long"), ("öl", "ASCII"), (7, "a key is text")):
-            with pytest.raises(KeyMalformedError, match=f"(?i){why}"):
+        for key, why in (
+            ("", "not be empty"),
+            ("x" * 256, "at most 255"),
+            ("öl", "ASCII"),
+            (7, "be text, .* type int"),
+        ):
+            with pytest.raises(KeyMalformedError, match=f"local: key='key' must .*{why}"):
                 await buy(key, TEA)
     assert small_stage.runs == []
 
@@ -332,6 +337,31 @@ def once(tmp_path: Path) -> Any:
     yield once
     if once._blocking is not None:
         once._blocking.close()
+
+
+def test_the_error_of_an_invalid_key_names_its_source(once: Once) -> None:
+    @once.function(key="number", effects=LOCAL, operation="book")
+    def book(op: SyncOperation, number: str) -> None: ...
+
+    def of(order: dict[str, str]) -> str:
+        return order["number"]
+
+    @once.function(key=of, effects=LOCAL, operation="ship")
+    def ship(op: SyncOperation, order: dict[str, str]) -> None: ...
+
+    strict = Once(once.store, policy=Policy(min_key_length=16))
+
+    @strict.function(key="number", effects=LOCAL, operation="pay")
+    def pay(op: SyncOperation, number: str) -> None: ...
+
+    for call, said in (
+        (lambda: book(" "), "book: key='number' must not be empty"),
+        (lambda: ship({"number": "ö"}), "ship: the result of key=of must have printable ASCII characters only"),
+        (lambda: pay("7"), "pay: key='number' must have at least 16 characters"),
+    ):
+        with pytest.raises(KeyMalformedError, match=said):
+            call()
+    strict.blocking().close()
 
 
 def test_an_unstorable_function_result_rolls_back(once: Once) -> None:

@@ -92,6 +92,7 @@ async def test_an_unprocessable_message_is_reported_as_dead(small_stage: Stage) 
         unreadable = await stock("m-3", {TEA})
         nameless = await stock("", TEA)
         assert [one.handling for one in (other, unreadable, nameless)] == [DEAD] * 3
+        assert nameless.reason == "stock: the message ID must not be empty"
         assert other.reason == "stock: its key belongs to a call with other arguments"
     assert small_stage.rows == ["stock tea"]
 

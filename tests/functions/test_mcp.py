@@ -87,7 +87,7 @@ def test_the_order_of_decorators_is_checked(tmp_path: Path) -> None:
         return order
 
     assert plain("o-1") == "o-1"
-    with pytest.raises(Exception, match="A key is text") as refused:
+    with pytest.raises(Exception, match="key='order' must be text") as refused:
         plain(7)  # type: ignore[arg-type]
     assert type(refused.value).__name__ == "ToolError"
     once.blocking().close()

@@ -168,20 +168,6 @@ def parse_key(
     return key
 
 
-def check_given(key: object, *, min_length: int = 1, max_length: int = 255) -> str:
-    """The key that a program passes, so that no header field has to be parsed.
-
-    Raises:
-        KeyMalformedError: It is not a key that a client could send.
-    """
-    if not isinstance(key, str):
-        raise KeyMalformedError(f"A key is text, and this one is a {type(key).__name__}; write it as a str.")
-    if not (key.isascii() and key.isprintable()):
-        raise KeyMalformedError("A key has printable ASCII characters only; use a digest of anything else.")
-    _check(key, KeyFormat.OPAQUE, min_length, max_length)
-    return key
-
-
 def looks_personal(key: str) -> bool:
     """Whether the key has an obvious e-mail address, telephone or social security number in it.
 

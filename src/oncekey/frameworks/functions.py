@@ -20,8 +20,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from oncekey.core.answers import Answer, accepted_of
-from oncekey.core.errors import KeyMalformedError, MalformedError, OncekeyError, RejectedError, ResultNotStorableError
-from oncekey.core.keys import check_given, looks_personal
+from oncekey.core.errors import MalformedError, OncekeyError, RejectedError, ResultNotStorableError
+from oncekey.core.keys import looks_personal
 from oncekey.core.model import UNAVAILABLE, Claim, Code, Headers, RecordId, Refuse
 from oncekey.core.not_run import InProgressError, error_of
 from oncekey.core.policy import KeyCheck
@@ -81,6 +81,7 @@ class Function:
         shape: Shape,
         *,
         key: Chooser,
+        key_name: str,
         tenant: Chooser,
         threads: blocking.Threads,
         loops: Installation,
@@ -88,7 +89,7 @@ class Function:
         self.__wrapped__ = function
         self.__oncekey__ = enrolment
         self.shape = shape
-        self._key = key
+        self._key, self._key_name = key, key_name
         self._tenant = tenant
         self._threads = threads
         self._loops = loops
@@ -128,7 +129,7 @@ class Function:
     async def enter(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Resume a call whose process died: a completer sends it as a request, as it does to an application."""
         stored, status = (await receive())["body"], DONE
-        asked = FunctionCall(scope[RESUMPTION].record.id.key, "", {}, stored, scope[RESUMPTION])
+        asked = FunctionCall(scope[RESUMPTION].record.id.key, "", "", {}, stored, scope[RESUMPTION])
         try:
             await (asyncio.to_thread(self._in_thread, asked) if self.__oncekey__.blocking else self._in_loop(asked))
         except CallRefused:
@@ -140,7 +141,9 @@ class Function:
         try:
             arguments = self.shape.bind(args, kwargs)
             chosen = self._key(arguments) if key is None else key
-            return FunctionCall(chosen, self._tenant(arguments), arguments, self.shape.written(arguments))
+            return FunctionCall(
+                chosen, self._key_name, self._tenant(arguments), arguments, self.shape.written(arguments)
+            )
         except MalformedError as error:
             raise CallRefused(error) from error
 
@@ -251,6 +254,7 @@ class FunctionCall(NamedTuple):
     """The arguments of a claim."""
 
     key: object
+    key_name: str
     tenant: str
     arguments: dict[str, Any]
     stored: bytes
@@ -295,7 +299,7 @@ class Calling:
     ) -> None:
         resumption = asked.resumption
         if resumption is None:
-            claim = claim_of_call(asked.key, asked.stored, enrolment, asked.tenant)
+            claim = claim_of_call(asked, enrolment)
             if isinstance(claim, Refuse):
                 raise CallRefused(error_of(claim, enrolment.policy, enrolment.operation))
         else:
@@ -451,23 +455,36 @@ def _is_failure(answer: Answer) -> bool:
     return isinstance(answer.verdict, Refuse) and answer.verdict.code is Code.EXECUTION_FAILED
 
 
-def claim_of_call(key: object, arguments: bytes, enrolment: Enrolment, tenant: str) -> Claim | Refuse:
-    """The claim of a function's call, or the refusal; `arguments` are JSON.
+def claim_of_call(asked: FunctionCall, enrolment: Enrolment) -> Claim | Refuse:
+    """The claim of a function's call, or the refusal.
 
     The program chooses the key, which often names a thing, such as an order. Two functions may act on the same thing,
     so each has its own scope within the tenant's.
     """
     policy = enrolment.policy
-    try:
-        given = check_given(key, min_length=policy.min_key_length or 1, max_length=policy.max_key_length)
-    except KeyMalformedError as error:
-        return Refuse(Code.KEY_MALFORMED, detail=str(error))
+    given = asked.key
+    wrong = _wrong_with(given, policy.min_key_length or 1, policy.max_key_length)
+    if wrong is not None or not isinstance(given, str):
+        return Refuse(Code.KEY_MALFORMED, detail=f"{asked.key_name} must {wrong}")
     named = personal(given, policy) if policy.pii_check is not KeyCheck.OFF and looks_personal(given) else given
     if isinstance(named, Refuse):
         return named
-    parts = Parts(CALL, enrolment.operation, b"", ((b"content-type", JSON),), JSON, arguments)
+    parts = Parts(CALL, enrolment.operation, b"", ((b"content-type", JSON),), JSON, asked.stored)
     fingerprint = fingerprint_for(parts, enrolment)
     if isinstance(fingerprint, Refuse):
         return fingerprint
-    scope = scope_of(enrolment.namespace, tenant, _FUNCTION, enrolment.operation)
-    return claim_for(ClaimInput(RecordId(scope, named), fingerprint, parts, Caller(tenant)), enrolment)
+    scope = scope_of(enrolment.namespace, asked.tenant, _FUNCTION, enrolment.operation)
+    return claim_for(ClaimInput(RecordId(scope, named), fingerprint, parts, Caller(asked.tenant)), enrolment)
+
+
+def _wrong_with(key: object, shortest: int, longest: int) -> str | None:
+    """The rule that the key of a call breaks; None if a client could send it."""
+    if not isinstance(key, str):
+        return f"be text, but its value is of type {type(key).__name__}: write it as a str"
+    if not key.strip(" "):
+        return "not be empty"
+    if not (key.isascii() and key.isprintable()):
+        return "have printable ASCII characters only: use a digest of anything else"
+    if len(key.strip(" ")) < shortest:
+        return f"have at least {shortest} characters, spaces around it not counted"
+    return None if len(key) <= longest else f"have at most {longest} characters: use a digest of a longer one"

@@ -175,6 +175,7 @@ class Functions:
             enrolment,
             shape,
             key=_nothing if key is None else shape.chooser(key, "key", function),
+            key_name=_named(key),
             tenant=SINGLE_TENANT if tenant is None else shape.chooser(tenant, "tenant", function),
             threads=threads,
             loops=loops,
@@ -213,6 +214,13 @@ def _check(options: Mapping[str, Any], offered: type, effects: object, word: str
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
             raise ConfigurationError(f"@{word}(...) takes no {name}; the closest is {close[0]}")
+
+
+def _named(key: Chooses | None) -> str:
+    """Where the key comes from, for the error about one that no client could send."""
+    if key is None:
+        return "the message ID"
+    return f"key={key!r}" if isinstance(key, str) else f"the result of key={getattr(key, '__name__', 'function')}"
 
 
 def _nothing(_: Mapping[str, Any]) -> None:
