@@ -32,8 +32,8 @@ NO_WSGI_APP = (
 NO_LIFESPAN = (
     "once.lifespan is not running, so nothing was checked at start-up and a shutdown does not wait for settlements: "
     "let the server run the application's lifespan (uvicorn: without `--lifespan off`); a test without a server enters "
-    "app.router.lifespan_context(app), other programs enter once.lifespan(), and a mounted application starts in its "
-    "parent's lifespan"
+    "app.router.lifespan_context(app), other programs enter once.lifespan(), and the lifespan of a mounted "
+    "application's parent enters `async with once.lifespan(api):`"
 )
 NO_TENANT = (
     "once.{called}(app, tenant=...) is missing its tenant: pass a function that returns the tenant of an "
