@@ -88,6 +88,15 @@ def test_every_step_of_a_flow_is_listed_with_its_protection(shop):  # R133
     assert found["POST", "/legacy/{name}"]["front"] is None
 
 
+def test_the_column_of_fronts_is_there_if_a_route_has_one(shop):
+    plain = 'from oncekey import LOCAL, Once\nonce = Once("memory:")\n@once.function(key="order", effects=LOCAL)\n'
+    (shop / "plain_shop.py").write_text(f"{plain}async def ship(order: str) -> None: ...\n")
+    done = run("routes", "--app", "plain_shop:once", cwd=shop)
+    assert done.stdout.splitlines()[0].split() == ["method", "path", "verdict", "operation", "effects", "key"]
+    done = run("routes", "--app", "routed_shop:once", cwd=shop)
+    assert done.stdout.splitlines()[0].split()[-1] == "front"
+
+
 def test_a_put_that_publishes_is_not_idempotent(shop):  # R16, R267
     done = run("routes", "--app", "routed_shop:once", cwd=shop)
     assert done.returncode == 1

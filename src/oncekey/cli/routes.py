@@ -26,6 +26,8 @@ UNSEEN: Final = (
     "--app {app}: the routes of a {kind} cannot be listed: name the Once, or the framework's own application"
 )
 
+_HEAD: Final = ("method", "path", "verdict", "operation", "effects", "key", "front")
+
 App = Annotated[
     str,
     typer.Option("--app", metavar="MODULE:NAME", help="The Once object, or the framework's application."),
@@ -63,10 +65,8 @@ def routes(
     if json_wanted:
         printing.as_list([asdict(line) for line in lines])
     else:
-        rows = [
-            (line.method, line.path, line.verdict, line.operation, line.effects, line.key, line.front) for line in lines
-        ]
-        head = ("method", "path", "verdict", "operation", "effects", "key", "front")
+        head = _HEAD if any(line.front for line in lines) else _HEAD[:-1]
+        rows = [[getattr(line, name) for name in head] for line in lines]
         printing.table(head, rows, empty="no state-changing routes", first=("path", "method", "verdict"))
         for line in lines:
             if line.verdict.is_finding:
@@ -147,8 +147,8 @@ def audit(
 
 
 def _print_audit(lines: list[RouteLine], findings: list[AuditFinding], known: frozenset[str], gone: list[str]) -> None:
-    rows = [(line.method, line.path, line.verdict, line.operation, line.effects, line.key) for line in lines]
-    head = ("method", "path", "verdict", "operation", "effects", "key")
+    head = _HEAD[:-1]
+    rows = [[getattr(line, name) for name in head] for line in lines]
     printing.table(head, rows, empty="no state-changing routes", first=("path", "method", "verdict"))
     typer.echo(summary(lines) + ".")
     for one in findings:
