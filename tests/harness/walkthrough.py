@@ -83,12 +83,13 @@ class Walkthrough:
                     block.save(self._folder, self._here(block.text))
                 case "sh":
                     self._printed = "".join(self._type(block, where))
-                    chosen = block.text.rstrip().rpartition("\n")[2].partition(" | grep ")[1] != ""
+                    last = block.text.rstrip().rpartition("\n")[2]
+                    chosen = " | grep " in last or last.startswith("oncekey audit ")
                 case "sql":
                     self._query(block)
                 case language if language in OUTPUT and self._printed is not None:
                     self._compare(block, self._printed, where)
-                    # `grep` chooses the lines that the page shows, so no others are printed.
+                    # `grep` chooses the lines that the page shows, and an audit is shown whole.
                     chosen = chosen and language == "text"
                     printed, shown = self._printed.strip().splitlines(), block.text.strip().splitlines()
                     assert not chosen or len(printed) <= len(shown), f"{where}: more was printed:\n{self._printed}"
