@@ -19,14 +19,12 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
-from conformance.aiming import JSON, broken
 from flask_apps.conftest import with_tables
 from flask_apps.shop import Shop
 from flask_apps.test_views import items
 from harness.dsn import through
 from harness.patience import PATIENCE
 from harness.proxy import Proxy
-from oncekey_check import Address, CheckProfile, Target, check
 from wsgi.shop import Reply, served
 from wsgi.shop import send as plainly
 
@@ -147,25 +145,6 @@ def flask_headers() -> Any:
     import flask
 
     return flask.request.headers
-
-
-def test_the_conformance_tester_reports_no_failures_on_flask(postgres_url: str, open_shop: Callable[..., Shop]) -> None:
-    shop = open_shop(postgres_url)
-    with served(shop.app) as port:
-        target = Target(
-            address=Address.parse(f"http://127.0.0.1:{port}/refunds"),
-            body=b'{"item": "teapot"}',
-            headers=(JSON, ("Authorization", "Bearer alpha")),
-            other_tenant=(("Authorization", "Bearer beta"),),
-            slow=("Slow", "0.6"),
-            count_address=Address.parse(f"http://127.0.0.1:{port}/refunds"),
-            count_pointer="/total",
-            other_address=Address.parse(f"http://127.0.0.1:{port}/charges"),
-            unothers=True,
-        )
-        report = check(target, profile=CheckProfile.IETF)
-    assert broken(report, CheckProfile.IETF, CheckProfile.STRICT_MONEY) == set()
-    assert report.matches == [CheckProfile.IETF, CheckProfile.STRICT_MONEY]
 
 
 # In processes of their own
