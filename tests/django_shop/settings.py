@@ -59,6 +59,7 @@ MIDDLEWARE = [
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
+    *(["django_shop.meddling.ReadsEarly"] if "SHOP_READS" in os.environ else []),
     "oncekey.django.Middleware",
 ]
 ROOT_URLCONF = f"django_shop.on_{SHOP_ALIAS}"

@@ -125,6 +125,12 @@ def swallowed(app: Any) -> Any:
 def flask(once: Once, runs: list[int], effects: Any, *ways: Any) -> Any:
     app = flasks.Flask("read")
 
+    def read() -> None:
+        assert flasks.request.data or flasks.request.form
+
+    if not ways:
+        app.before_request(read)
+
     @app.post("/protected")
     @once.protect(effects=effects, operation="protected")
     def run() -> Any:
@@ -147,10 +153,14 @@ def serving(app: Any) -> Iterator[int]:
             yield server.port
 
 
-def sent(port: int, kind: str, body: bytes, key: str | None, path: str = "/protected") -> tuple[int, bool]:
+def sent(
+    port: int, kind: str, body: bytes, key: str | None, path: str = "/protected", *, chunked: bool = False
+) -> tuple[int, bool]:
     with Wire(port) as wire:
         keys = () if key is None else (f"Idempotency-Key: {key}",)
-        lines = (f"Content-Type: {kind}", f"Content-Length: {len(body)}", "Connection: close")
+        size = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {len(body)}"
+        lines = (f"Content-Type: {kind}", size, "Connection: close")
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body
         wire.say(f"POST {path} HTTP/1.1", "Host: shop", *keys, *lines, body=body)
         status, headers, _ = wire.hear()
     return status, "idempotent-replayed" in {name.lower() for name in headers}
@@ -163,6 +173,7 @@ READING = [
     (starlette, (reads, reads)),
     (fastapi, (reads,)),
     (flask, (passed_on,)),
+    (flask, ()),
 ]
 
 
@@ -178,6 +189,21 @@ def test_a_body_read_by_middleware_is_fingerprinted(
     with serving(make(once, runs, LOCAL, *ways)) as port:
         key = uuid.uuid4().hex
         replies = [sent(port, kind, one, key) for one in (body, body, other)]
+    assert (replies, len(runs)) == ([(201, False), (201, True), (422, False)], 1)
+
+
+@pytest.mark.parametrize("content", [JSON, FORM, MULTIPART], ids=["json", "form", "multipart"])
+@pytest.mark.parametrize(("make", "ways"), [one for one in READING if one[1] != (passed_on,)])
+def test_a_chunked_body_read_by_middleware_is_fingerprinted(
+    make: Callable[..., Any], ways: tuple[Any, ...], content: tuple[str, bytes, bytes], tmp_path: Any
+) -> None:
+    # Django: tests/django_shop/test_servers.py
+    kind, body, other = content
+    runs: list[int] = []
+    once = Once(f"sqlite:///{tmp_path}/read.db", migrate=True)
+    with serving(make(once, runs, LOCAL, *ways)) as port:
+        key = uuid.uuid4().hex
+        replies = [sent(port, kind, one, key, chunked=True) for one in (body, body, other)]
     assert (replies, len(runs)) == ([(201, False), (201, True), (422, False)], 1)
 
 

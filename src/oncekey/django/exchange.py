@@ -91,15 +91,15 @@ class BufferedRequest:
 
 def read_body(request: Any, limit: int) -> bytes | Refuse | None:  # noqa: ANN401
     """The body, or a refusal; None if earlier middleware consumed it."""
-    if hasattr(request, "_body"):
-        return bytes(request._body)  # noqa: SLF001  (the cache of `request.body`)
-    if request._read_started:  # noqa: SLF001  (there is no public name for it)
-        return None
+    body: bytes | Refuse | None = bytes(request._body) if hasattr(request, "_body") else None  # noqa: SLF001  (the cache of `request.body`)
     size = blocking.length_of(request.META.get("CONTENT_LENGTH") or "")
-    if size is None and "wsgi.input" in request.META:
+    if size is None and not body and "wsgi.input" in request.META:
         # Django reads such a body as empty, so all such requests would have the same fingerprint.
         return blocking.NO_LENGTH if "HTTP_TRANSFER_ENCODING" in request.META else b""
-    body, request._stream = blocking.read_up_to(limit, request._stream, size)  # noqa: SLF001  (what parsers read)
+    if body is None:
+        if request._read_started:  # noqa: SLF001  (there is no public name for it)
+            return None
+        body, request._stream = blocking.read_up_to(limit, request._stream, size)  # noqa: SLF001  (what parsers read)
     if size is None and isinstance(body, bytes):
         request.META["CONTENT_LENGTH"] = str(len(body))  # REST framework reads nothing without it
     return body
