@@ -5,11 +5,16 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from django.utils.decorators import method_decorator
+from django.views import View
+from django.views.decorators.csrf import csrf_exempt
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from flask.views import MethodView
 from litestar import post as litestar_post
 from starlette.authentication import requires
 from starlette.endpoints import HTTPEndpoint
@@ -272,6 +277,46 @@ def test_the_wrong_operation_annotation_is_rejected_at_decoration() -> None:
 def test_only_a_function_can_be_protected(thing: Any) -> None:
     with pytest.raises(ConfigurationError, match=re.escape("@once.protect(...) goes above a function")):
         a_once().protect(effects=INLINE)(thing)
+
+
+def _of_django(once: Once) -> type:
+    @method_decorator(once.protect(effects=INLINE), name="post")
+    class Orders(View):
+        def post(self, request: Any) -> None: ...
+
+    return Orders
+
+
+def _of_django_for_all_methods(once: Once) -> type:
+    @method_decorator([csrf_exempt, once.protect(effects=INLINE, operation="orders")], name="dispatch")
+    class Orders(View):
+        def post(self, request: Any) -> None: ...
+
+    return Orders
+
+
+def _of_django_above_the_method(once: Once) -> type:
+    class Orders(View):
+        @method_decorator(once.protect(effects=INLINE))
+        async def post(self, request: Any) -> None: ...
+
+    return Orders
+
+
+def _of_flask(once: Once) -> Any:
+    class Orders(MethodView):
+        decorators: ClassVar = [once.protect(effects=INLINE, operation="orders")]
+
+        def post(self) -> None: ...
+
+    return Orders.as_view("orders")
+
+
+@pytest.mark.parametrize("make", [_of_django, _of_django_for_all_methods, _of_django_above_the_method, _of_flask])
+def test_a_decorator_of_a_class_cannot_protect_its_methods(make: Callable[[Once], Any]) -> None:
+    # Django would decorate each request anew; and routes, which are listed by method, would count as open
+    with pytest.raises(ConfigurationError, match="in a class directly above the method, without method_decorator"):
+        make(a_once())
 
 
 async def test_a_def_handler_that_returns_an_awaitable_raises() -> None:

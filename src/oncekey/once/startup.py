@@ -59,6 +59,7 @@ else:
     tasks = Lazy("oncekey.workers.tasks")
     threaded = Lazy("oncekey.frameworks.blocking")
 
+_OF_CLASSES = ("_update_method_wrapper.<locals>.dummy", "View.as_view.<locals>.view")  # made by Django and Flask
 NO_AWAITING = (
     "{operation} is `async def`, and Once was given blocking connections: make the handler a plain `def`, or give Once "
     "a URL or an engine made by create_async_engine(...)"
@@ -198,14 +199,13 @@ def check_callers(policy: Policy, application: ApplicationShared) -> None:
 
 def check_handler(handler: Callable[..., Any]) -> None:
     """Reject a handler that is not a function, is already protected, or has a login below the protection."""
-    if not inspect.isroutine(handler):
+    if not inspect.isroutine(handler) or handler.__qualname__ in _OF_CLASSES:
         raise ConfigurationError(
-            "@once.protect(...) goes above a function; in a class-based endpoint, above the method"
+            "@once.protect(...) goes above a function; in a class directly above the method, without method_decorator"
         )
     if hasattr(handler, "__oncekey_function__"):
         raise ConfigurationError(
-            f"{handler.__qualname__} is already protected by @once.function: call it from the handler, or remove one "
-            "of the decorators"
+            f"{handler.__qualname__} is already protected by @once.function: call it, or remove one of the decorators"
         )
     if any(hasattr(layer, "__oncekey__") for layer in layers(handler)):
         raise ConfigurationError(f"{handler.__qualname__} is protected twice: remove one @once.protect(...)")
