@@ -245,6 +245,42 @@ def test_worker_completes_views_with_session_login_and_csrf_check(project: Path,
     assert run(project, "-c", PAYING, path, "session", "live").splitlines()[-1].endswith("true")
 
 
+@pytest.mark.parametrize(
+    ("of_project", "of_view", "login", "admitted"),
+    [
+        (("BasicAuthentication",), None, "basic", False),
+        (("BasicAuthentication", "TokenAuthentication"), None, "basic", False),
+        (("SessionAuthentication",), "BasicAuthentication", "basic", False),
+        (("BasicAuthentication", "SessionAuthentication"), None, "basic", True),
+        (("SessionAuthentication",), None, "session", True),
+        (("BasicAuthentication",), "SessionAuthentication", "session", True),
+    ],
+)
+def test_middleware_for_workers_is_enough_where_rest_framework_takes_its_user(
+    project: Path, of_project: tuple[str, ...], of_view: str | None, login: str, admitted: bool
+) -> None:
+    classes = "".join(f'"rest_framework.authentication.{name}",' for name in of_project)
+    edit(project, "settings", '"rest_framework.authentication.BasicAuthentication",', classes)
+    edit(project, "settings", '"shop.once.Resumed",', "")
+    (addition,) = re.findall(r'MIDDLEWARE \+= \["shop.*\]', PAGE.text)
+    edit(project, "settings", 'MIDDLEWARE += ["oncekey.django.Middleware"]', addition)
+    if of_view is not None:
+        imports = f"from rest_framework.authentication import {of_view}\nfrom rest_framework.decorators import"
+        edit(project, "views", "from rest_framework.decorators import", f"{imports} authentication_classes,")
+        above = f'@api_view(["POST"])\n@authentication_classes([{of_view}])\n@once.protect(effects=PHASED)'
+        edit(project, "views", '@api_view(["POST"])\n@once.protect(effects=PHASED)', above)
+    said = run(project, "manage.py", "check")
+    assert ("no issues" in said, "oncekey.W004) pay has effects=PHASED" in said) == (admitted, not admitted)
+
+    migrate(project)
+    with_users(project, USER)
+    run(project, "-c", PAYING, "/payments", login, "die", code=-signal.SIGKILL)
+    leases_run_out(f"sqlite:///{project}/{DATABASE}")
+    worked = run(project, "-c", WORKING, code=0 if admitted else 1)
+    assert payments(project) == [(7, "ch_1" if admitted else "")]
+    assert ("a completer's request for pay received 401" in worked) != admitted
+
+
 def test_worker_completes_payments_of_deactivated_users_but_not_of_deleted_ones(project: Path) -> None:
     migrate(project)
     with_users(project, USER)

@@ -175,9 +175,9 @@ def _logins(once: Once) -> Iterator[Any]:
             authenticators = _authenticators(view)
             if authenticators and not any(_is_elsewhere(one) for one in authenticators):
                 apart = apart or enrolment
-            if enrolment.completes and enrolment.operation not in reported and not _admits_workers(view):
+            where = _lacking(view) if enrolment.completes and enrolment.operation not in reported else None
+            if where is not None:
                 reported.add(enrolment.operation)
-                where = "a middleware" if authenticators is None else "an authentication class"
                 yield Warning(NOT_RESUMED.format(operation=enrolment.operation, where=where), id="oncekey.W004")
     if direct and apart is not None and once.reads_user:
         yield Warning(OTHER_LOGIN.format(operation=apart.operation), id="oncekey.W005")
@@ -193,16 +193,27 @@ def _is_elsewhere(authenticator: Any) -> bool:  # noqa: ANN401
     return any(base.__name__ in _ELSEWHERE for base in authenticator.__mro__)
 
 
-def _admits_workers(view: Any) -> bool:  # noqa: ANN401  (a view of any kind)
-    """Whether a request without credentials reaches the view, or its authentication code calls `resumed_as`."""
+def _lacking(view: Any) -> str | None:  # noqa: ANN401  (a view of any kind)
+    """What has to call `resumed_as` so that a worker may call the view; None if nothing is missing."""
     of_class, authenticators = class_of(view), _authenticators(view)
-    if authenticators is not None:
-        permissions = getattr(view, "initkwargs", {}).get("permission_classes", of_class.permission_classes)
-        closed = any(getattr(one, "__name__", "") != "AllowAny" for one in permissions)
-    else:
-        closed = has_login(view) or any(base.__module__ == _MIXINS for base in getattr(of_class, "__mro__", ()))
-    closed = closed or _LOGIN_MIDDLEWARE in settings.MIDDLEWARE
-    return not closed or _calls_resumed_as([*(authenticators or ()), *_imported(settings.MIDDLEWARE)])
+    middleware = list(_imported(settings.MIDDLEWARE))
+    closed = has_login(view) or any(base.__module__ == _MIXINS for base in getattr(of_class, "__mro__", ()))
+    closed = closed or (_LOGIN_MIDDLEWARE in settings.MIDDLEWARE and getattr(view, "login_required", True))
+    if closed and not _calls_resumed_as(middleware):
+        return "a middleware"
+    if authenticators is None:
+        return None
+    permissions = getattr(view, "initkwargs", {}).get("permission_classes", of_class.permission_classes)
+    if all(getattr(one, "__name__", "") == "AllowAny" for one in permissions):
+        return None
+    shared = middleware if any(map(_takes_djangos_user, authenticators)) else []
+    return None if _calls_resumed_as([*authenticators, *permissions, *shared]) else "an authentication class"
+
+
+def _takes_djangos_user(authenticator: Any) -> bool:  # noqa: ANN401
+    """Whether an authentication class of REST framework reads Django's request, whose user a middleware sets."""
+    methods = (vars(base).get("authenticate") for base in authenticator.__mro__)
+    return any("_request" in _names(method.__code__) for method in methods if inspect.isfunction(method))
 
 
 def _imported(names: Iterable[str]) -> Iterator[Any]:
