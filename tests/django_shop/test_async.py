@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from django.test import AsyncClient
+from django.test import AsyncClient, override_settings
 
 from django_shop.asking import new_key, post, replayed, sold, stored
 from harness.patience import PATIENCE
+from oncekey import LOCAL
 
 pytestmark = pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")
 
@@ -95,6 +96,37 @@ def test_atomic_requests_work_under_asgi(postgres: str) -> None:
     # Django takes no project with async views under it; those that are not asked for are not looked at.
     first, again = in_loop(work)
     assert (first.status_code, replayed(again), sold()) == (201, True, ["tea"])
+
+
+def test_async_views_are_outside_of_atomic_requests(postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Django rejects them inside, with the first request
+    from django.core.checks import run_checks
+    from django.db import connections
+    from django.http import JsonResponse
+    from django.urls import path
+    from django.views import View
+
+    from django_shop.on_default import once, urlpatterns
+
+    monkeypatch.setattr(once, "enrolled", dict(once.enrolled))
+
+    class Inside(View):
+        @once.protect(effects=LOCAL, operation="inside")
+        async def post(self, request):
+            return JsonResponse({}, status=201)
+
+    connections.settings[postgres]["ATOMIC_REQUESTS"] = True
+    key = new_key()
+
+    async def work():
+        return [await apost("/aorders", key=key) for _ in range(2)]
+
+    routes = (*(one for one in urlpatterns if "aorders" in str(one.pattern)), path("inside", Inside.as_view()))
+    with override_settings(ROOT_URLCONF=routes):
+        first, again = in_loop(work)
+        (said,) = [one.msg for one in run_checks() if one.id == "oncekey.E006"]
+    assert (first.status_code, replayed(again), sold()) == (201, True, ["tea"])
+    assert said.startswith("inside is `async def`, which Django calls in no transaction, but ATOMIC_REQUESTS")
 
 
 def test_streams_of_async_views_are_drained(alias: str) -> None:

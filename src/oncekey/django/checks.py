@@ -35,9 +35,9 @@ NOT_IMMEDIATE: Final = (
     "with \"database is locked\": set OPTIONS = {{'transaction_mode': 'IMMEDIATE'}}"
 )
 WRAPPED: Final = (
-    "{operation} has effects={effects} and commits by itself, but ATOMIC_REQUESTS of {alias!r} wraps it in a "
-    "transaction: put @transaction.non_atomic_requests above the view; on a class, "
-    '@method_decorator(transaction.non_atomic_requests, name="dispatch")'
+    "{operation} {why}, but ATOMIC_REQUESTS of {alias!r} wraps it in a transaction: put "
+    "@transaction.non_atomic_requests above the view; on a class, @method_decorator(transaction.non_atomic_requests, "
+    'name="dispatch")'
 )
 NOT_SHARED: Final = (
     "{operation} has effects={effects}, but keys are stored over another connection than the one your models use, so "
@@ -154,10 +154,13 @@ def _wrapped(once: Once, database: Database) -> Iterator[Any]:
             enrolment = enrolment_of(view, method)
             if enrolment is None or enrolment.owner is not once or enrolment.operation in reported:
                 continue
+            why = f"has effects={enrolment.effects.name} and commits by itself"
             if enrolment.transactional and database.one_commit:
-                continue
+                if enrolment.blocking:
+                    continue
+                why = "is `async def`, which Django calls in no transaction"
             reported.add(enrolment.operation)
-            facts = {"operation": enrolment.operation, "effects": enrolment.effects.name, "alias": database.alias}
+            facts = {"operation": enrolment.operation, "why": why, "alias": database.alias}
             yield Error(WRAPPED.format(**facts), id="oncekey.E006")
 
 

@@ -143,8 +143,9 @@ class Once(Framework):
 
         wrapper = shown(direct if enrolment.blocking else awaited, handler, enrolment, name)
         database = enrolment.owner.threads.database  # type: ignore[attr-defined]  # it is a `Once` of this module
-        if database is not None and not (enrolment.transactional and database.one_commit):
-            # A view that commits by itself must run outside the transaction of ATOMIC_REQUESTS.
+        if database is not None and not (enrolment.blocking and enrolment.transactional and database.one_commit):
+            # A view that commits by itself must run outside the transaction of ATOMIC_REQUESTS, where Django rejects an
+            # `async def` one.
             wrapper._non_atomic_requests = {  # noqa: SLF001  (what Django's own decorator sets)
                 *getattr(handler, "_non_atomic_requests", ()),
                 database.alias,
