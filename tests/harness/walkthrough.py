@@ -261,7 +261,7 @@ SPECIAL: tuple[tuple[re.Pattern[str], Callable[[Walkthrough, str], None]], ...] 
     (re.compile(r"python manage\.py runserver 8001"), Walkthrough.serve),
     (re.compile(r"flask --app wsgi run --port 8001"), Walkthrough.serve),
     (re.compile(r"oncekey console --store \S+ --as \w+ --port 2525"), Walkthrough.serve),
-    (re.compile(r"oncekey provider --port 2525(?: --webhooks \S+ --secret \w+)?"), Walkthrough.serve),
+    (re.compile(r"oncekey provider --port 2525 --ledger \S+(?: --webhooks \S+ --secret \w+)?"), Walkthrough.serve),
 )
 """Lines that are not typed as they are, and what is done instead. Every other line is."""
 
