@@ -126,7 +126,7 @@ def test_async_views_are_outside_of_atomic_requests(postgres: str, monkeypatch: 
         first, again = in_loop(work)
         (said,) = [one.msg for one in run_checks() if one.id == "oncekey.E006"]
     assert (first.status_code, replayed(again), sold()) == (201, True, ["tea"])
-    assert said.startswith("inside is `async def`, which Django calls in no transaction, but ATOMIC_REQUESTS")
+    assert said.startswith("inside is `async def`, which Django does not call in a transaction, but ATOMIC_REQUESTS")
 
 
 def test_streams_of_async_views_are_drained(alias: str) -> None:

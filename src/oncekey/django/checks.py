@@ -158,7 +158,7 @@ def _wrapped(once: Once, database: Database) -> Iterator[Any]:
             if enrolment.transactional and database.one_commit:
                 if enrolment.blocking:
                     continue
-                why = "is `async def`, which Django calls in no transaction"
+                why = "is `async def`, which Django does not call in a transaction"
             reported.add(enrolment.operation)
             facts = {"operation": enrolment.operation, "why": why, "alias": database.alias}
             yield Error(WRAPPED.format(**facts), id="oncekey.E006")
