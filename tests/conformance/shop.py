@@ -44,6 +44,7 @@ class Bug(StrEnum):
     PIECES_COMPARED = "compares the chunks of a body as well"
     REPLAY_200 = "returns 200 for a retry of a 201"
     RESERIALISED = "serialises the stored JSON again for every replay"
+    NEW_BODY_REPLAYED = "executes nothing for a retry, but returns a new ID and Location"
     LOST_LOCATION = "does not replay Location"
     RELOCKS = "locks a finished key again with every retry"
     RUNS_AGAIN = "executes retries, and returns the first response anyway"
@@ -644,6 +645,10 @@ class _Handler(BaseHTTPRequestHandler):
         if not shop.bugs & {Bug.NO_MARKER, Way.BODY_MARKER}:
             headers.append(("Idempotent-Replayed", "true"))
         body = json.dumps(json.loads(stored.body), indent=1) if shop.has(Bug.RESERIALISED) else stored.body.decode()
+        if shop.has(Bug.NEW_BODY_REPLAYED):
+            order = str(uuid.uuid4())
+            body = json.dumps(json.loads(stored.body) | {"id": order})
+            headers = [(name, f"/orders/{order}" if name == "Location" else value) for name, value in headers]
         if shop.has(Way.BODY_MARKER):
             body = json.dumps(json.loads(stored.body) | {"replayed": True})
         status = 200 if shop.has(Bug.REPLAY_200) or shop.has(Way.REPLAY_IS_200) else stored.status

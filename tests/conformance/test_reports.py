@@ -270,6 +270,59 @@ def test_api_that_ignores_keys_yields_one_grouped_finding() -> None:
     assert len(found.groups[0].consequences) > 5
 
 
+OTHER_BODY = "A retry received another body"
+OTHER_BODIES = (Bug.NEW_BODY_REPLAYED, Bug.NO_MARKER, Bug.NO_FINGERPRINT, Bug.QUOTES_KEPT)
+
+
+def _roots(*bugs: Bug, counted: bool) -> dict[str, tuple[Harm | None, str, str, set[str]]]:
+    """Check a shop, and return the harm, headline, fix and consequences of each cause, the worst first."""
+    clauses = [clause for clause in CLAUSES if not clause.id.startswith(("hang-ups", "tenants", "leaks"))]
+    with Shop(*bugs) as shop:
+        count = {} if counted else {"count_address": None}
+        found = check(shop_target(shop, **count), profile=CheckProfile.IETF, clauses=clauses)
+    assert "replays.bytes" not in {finding.clause.id for finding in (*found.failed, *found.advice)}
+    return {
+        group.root.clause.id: (
+            group.root.harm,
+            group.root.headline,
+            group.root.clause.fix,
+            {one.clause.id for one in group.consequences},
+        )
+        for group in found.groups
+    }
+
+
+def test_another_body_for_a_retry_is_a_wrong_response_if_the_effect_happened_once() -> None:
+    roots = _roots(*OTHER_BODIES, counted=True)
+    harm, headline, fix, follow = roots["replays.many"]
+    assert (harm, headline, follow) == (Harm.WRONG, f"{OTHER_BODY}, although the effect happened once", {"replays.headers"})
+    assert fix.startswith("Store the response with the key")
+    assert next(iter(roots)) == "keys.two-spellings"
+    lost = "Another body under a used key received a success, but the second order never happened"
+    assert roots["mismatches.nothing-happens"][:2] == (Harm.LOST, lost)
+    assert not any("received the first response" in headline for _, headline, _, _ in roots.values())
+
+
+def test_a_counted_race_is_not_attributed_to_another_body_for_retries() -> None:
+    roots = _roots(*OTHER_BODIES, Bug.CHECK_THEN_INSERT, counted=True)
+    harm, headline, fix, follow = next(iter(roots.values()))
+    assert harm is Harm.TWICE
+    assert headline.endswith("orders from one key: 50 identical requests arrived at the same moment")
+    assert fix.startswith("Claim the key with one INSERT")
+    assert {"races.2", "races.10"} <= follow
+    assert roots["replays.many"][:2] == (Harm.WRONG, f"{OTHER_BODY}, although the effect happened once")
+
+
+@pytest.mark.parametrize("bugs", [OTHER_BODIES, (*OTHER_BODIES, Bug.CHECK_THEN_INSERT)], ids=["locked", "racing"])
+def test_without_a_count_another_body_is_no_proof_of_another_effect(bugs: tuple[Bug, ...]) -> None:
+    roots = _roots(*bugs, counted=False)
+    harm, headline, _, follow = roots["replays.many"]
+    assert (harm, follow) == (Harm.WRONG, {"replays.headers"})
+    assert headline == f"{OTHER_BODY}: without --count-url it is not known whether the effect happened again"
+    assert roots["mismatches.nothing-happens"][1] == "Another body under a used key received a success"
+    assert not any(harm is Harm.TWICE or "executed" in headline for harm, headline, _, _ in roots.values())
+
+
 ADDRESS = Address.parse("http://shop.example/orders?a='b'")
 
 

@@ -22,11 +22,15 @@ class Evidence:
 
     effects: int | None = None
     successes: int = 0
+    differ_in_replays: bool = False
+    """Plain retries receive different successes, too, so these are not proof of several executions."""
 
     @property
     def number(self) -> int:
         """How often it happened: by the count if there is one, otherwise by the responses."""
-        return self.successes if self.effects is None else self.effects
+        if self.effects is not None:
+            return self.effects
+        return min(self.successes, 1) if self.differ_in_replays else self.successes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ HEADLINES: Final[Mapping[str, Headline]] = {
     "replays.many": Headline(
         Harm.WRONG,
         "Not every retry received the first response",
-        "Every retry received a new response: keys are not stored",
+        _NEVER_AGAIN + "the request was sent eleven times",
     ),
     "replays.one-effect": Headline(
         Harm.LOST, "Three requests with one key had no effect", _NEVER_AGAIN + "the request was sent three times"
@@ -333,9 +337,13 @@ def _is_twice(root: Finding) -> bool:
     return root.harm is Harm.TWICE
 
 
-def _answers_differ(root: Finding) -> bool:
+def _is_ignored(root: Finding) -> bool:
     """The retry was executed as a new request: the API ignores keys."""
-    return root.evidence.successes > 1
+    return _is_twice(root) and root.evidence.successes > 1
+
+
+def _is_other_response(root: Finding) -> bool:
+    return root.harm is Harm.WRONG and root.evidence.differ_in_replays
 
 
 CAUSES: Final = (
@@ -345,12 +353,22 @@ CAUSES: Final = (
             *("keys.*", "replays.*", "mismatches.*", "races.*", "hang-ups.*", "failures.*", "finals.*", "instances.*"),
             *("leases.*", "crashes.*", "outages.*", "leaks.distinguished", "leaks.mismatch", "others.described"),
         ),
-        holds=_answers_differ,
+        holds=_is_ignored,
     ),
     Cause(
         ("replays.one-effect",),
         ("keys.*", "replays.*", "races.*", "hang-ups.*", "instances.*", "leases.*", "crashes.*", "finals.*"),
         frozenset({Harm.TWICE}),
+    ),
+    # Every retry receives another response, after a crash or at another instance, too.
+    Cause(
+        ("replays.many",),
+        (
+            *("replays.headers", "replays.status", "replays.encoding", "finals.large", "instances.*"),
+            *("leases.one-effect", "crashes.remembered", "outages.remembered"),
+        ),
+        _NOT_TWICE,
+        holds=_is_other_response,
     ),
     Cause(("replays.one-effect",), ("keys.quoted", "keys.bare", "keys.longest", "keys.field-name")),
     # The key is not claimed before the effect, so any request that overlaps the first one is executed.

@@ -198,8 +198,20 @@ def not_replayed(probe: Probe, effects: int | None, first: Answer, again: Answer
         raise InconclusiveError("all responses are equal, and effects are not counted", Need.COUNT)
     if is_marked(again) or (same if effects is None else effects <= 1):
         probe.recount()
-        return Failed(f"{what}: not the first response", f"{shown(again)}, and it was not executed")
+        other = not same and not is_marked(again)
+        headline = (Harm.WRONG, f"{what.capitalize()} received a success, but was not executed") if other else None
+        return Failed(f"{what}: not the first response", f"{shown(again)}, and it was not executed", headline=headline)
     return Passed()
+
+
+def unproven(probe: Probe, first: Answer, again: Answer) -> tuple[Harm, str] | None:
+    """The headline for another body that received a success, if the response does not show whether it was executed.
+
+    If plain retries receive other responses too, another response is neither the first one nor proof of an execution.
+    """
+    if probe.habits.replays or probe.same(first, again):
+        return None
+    return Harm.WRONG, "Another body under a used key received a success"
 
 
 def wanted(statuses: Collection[int]) -> str:

@@ -39,9 +39,11 @@ from oncekey_check.judging import (
     needs_replays,
     not_replayed,
     shown,
+    unproven,
     worst_of,
 )
 from oncekey_check.probe import Overlap, Probe
+from oncekey_check.raw_http import Answer
 
 _IN_FLIGHT: Final = {
     CheckProfile.IETF: {422, CONFLICT},
@@ -49,12 +51,6 @@ _IN_FLIGHT: Final = {
     CheckProfile.CONFLICT: {CONFLICT},
     CheckProfile.STRICT_MONEY: {422},
 }
-
-
-_LOST: Final = (
-    Harm.LOST,
-    "Another body received the first response while the first request was running: the second {noun} never happened",
-)
 
 
 def other_body(probe: Probe) -> Verdict:
@@ -70,9 +66,12 @@ def nothing_happens(probe: Probe) -> Verdict:
     first, again = probe.first(key), probe.send(key, body=probe.other_body)
     effects = probe.since(before)
     if again.ok:
-        executed = effects > 1 if effects is not None else not probe.same(first, again)
-        how = "executed as well" if executed else "the first response"
-        return Failed("another body under a used key is neither executed nor replayed", f"{shown(again)}: {how}")
+        how, headline = _accepted(probe, effects, first, again, ("Another body under a used key", ""))
+        return Failed(
+            "another body under a used key is neither executed nor replayed",
+            f"{shown(again)}: {how}",
+            headline=headline,
+        )
     if effects is not None and effects > 1:
         return Failed("1 effect of both requests", f"{effects} effects")
     return Passed()
@@ -96,11 +95,10 @@ def while_running(probe: Probe) -> Verdict:
     first, other, _, before = _while_running(probe, counted=True)
     effects = probe.since(before, at_least=int(first.ok))
     if other.ok and not probe.busy(other):
-        lost = probe.same(first, other) and (effects is None or effects <= 1)
-        seen = f"{shown(first)}, and {shown(other)}"
-        return Failed(
-            "another body while the first request is running is refused", seen, headline=_LOST if lost else None
-        )
+        words = "Another body", " while the first request was running"
+        how, headline = _accepted(probe, effects, first, other, words)
+        seen = f"{shown(first)}, and {shown(other)}: {how}"
+        return Failed("another body while the first request is running is refused", seen, headline=headline)
     if effects is not None and effects > 1:
         return Failed("1 effect of both requests", f"{effects} effects; {shown(other)}")
     return Passed()
@@ -138,6 +136,25 @@ def other_method(probe: Probe) -> Verdict:
     method = "PUT" if request.method != "PUT" else "POST"
     return not_replayed(
         probe, None, first, probe.send_raw(replace(request, method=method)), f"the same key with {method}"
+    )
+
+
+def _accepted(
+    probe: Probe, effects: int | None, first: Answer, other: Answer, words: tuple[str, str]
+) -> tuple[str, tuple[Harm, str] | None]:
+    """What happened to another body that received a success, and the headline if it was not seen to be executed."""
+    what, when = words
+    same = probe.same(first, other)
+    if (effects or 0) > 1 or (effects is None and not same and probe.habits.replays):
+        return "executed as well", None
+    if same:
+        sentence = f"{what} received the first response{when}: the second {{noun}} never happened"
+        return "the first response", (Harm.LOST, sentence)
+    if effects is None:
+        return "accepted", (Harm.WRONG, f"{what} received a success{when}")
+    return "accepted, but not executed", (
+        Harm.LOST,
+        f"{what} received a success{when}, but the second {{noun}} never happened",
     )
 
 
@@ -267,7 +284,11 @@ def _pair(probe: Probe, pair: Pair, what: str) -> Verdict:
         return Passed()
     if not _is_compared(probe, path):
         return Inconclusive(f"other values of {_named(path)} are not refused either")
-    return Failed(f"{what}: the second one under a key is refused", f"{shown(first)}, then {shown(again)}")
+    return Failed(
+        f"{what}: the second one under a key is refused",
+        f"{shown(first)}, then {shown(again)}",
+        headline=unproven(probe, first, again),
+    )
 
 
 def _is_compared(probe: Probe, path: bodies.Path) -> bool:
@@ -290,7 +311,11 @@ def _member(probe: Probe, path: bodies.Path, other: bytes) -> Verdict:
     first, again = probe.first(key), probe.send(key, body=other)
     if not again.ok:
         return Passed()
-    return Failed(f"another value of {_named(path)}: refused under a used key", f"{shown(first)}, then {shown(again)}")
+    return Failed(
+        f"another value of {_named(path)}: refused under a used key",
+        f"{shown(first)}, then {shown(again)}",
+        headline=unproven(probe, first, again),
+    )
 
 
 def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
@@ -303,7 +328,11 @@ def _as_text(probe: Probe, path: bodies.Path, number: str) -> Verdict:
         return Passed()
     if probe.control(probe.request(probe.fresh(), body=body)).ok:
         return Inconclusive(f'this API treats "{number}" as {number}')
-    return Failed(f'{number} and "{number}": the second one is refused', f"{shown(first)}, then {shown(again)}")
+    return Failed(
+        f'{number} and "{number}": the second one is refused',
+        f"{shown(first)}, then {shown(again)}",
+        headline=unproven(probe, first, again),
+    )
 
 
 def _server_error(probe: Probe, body: bytes, what: str) -> Verdict:

@@ -24,7 +24,17 @@ from oncekey_check.clauses import (
     Severity,
     Verdict,
 )
-from oncekey_check.judging import difference, differing, is_marked, needs_comparison, one_operation, shown, tally
+from oncekey_check.judging import (
+    difference,
+    differing,
+    is_marked,
+    needs_comparison,
+    needs_replays,
+    one_operation,
+    shown,
+    tally,
+    unproven,
+)
 from oncekey_check.probe import Probe
 from oncekey_check.raw_http import Answer, RawRequest
 
@@ -54,6 +64,7 @@ def same_status(probe: Probe) -> Verdict:
 
 def same_bytes(probe: Probe) -> Verdict:
     """The body of a retry."""
+    needs_replays(probe)
     first, again = _replay(probe)
     if first.body == again.body:
         return Passed()
@@ -85,14 +96,26 @@ def same_headers(probe: Probe) -> Verdict:
 
 def many_times(probe: Probe) -> Verdict:
     """Consecutive retries."""
-    key = probe.fresh()
+    key, before = probe.fresh(), probe.count()
     first = probe.first(key)
     answers = [probe.send(key) for _ in range(_MANY)]
-    other = next(((number, again) for number, again in enumerate(answers, 1) if not probe.same(first, again)), None)
-    if other is None:
+    others = [(number, again) for number, again in enumerate(answers, 1) if not probe.same(first, again)]
+    if not others:
         return Passed()
-    seen = f"{tally(answers)}; retry {other[0]}: {differing(probe, first, other[1])}"
-    return Failed(f"{_MANY} times {first.status} with the first body", seen)
+    number, other = next(((number, again) for number, again in others if again.ok), others[0])
+    effects = probe.since(before)
+    counted = "" if effects is None else f"; effects: {effects}"
+    seen = f"{tally(answers)}; retry {number}: {differing(probe, first, other)}{counted}"
+    headline = _other_success(first, other, effects) if other.ok and effects in {None, 1} else None
+    return Failed(f"{_MANY} times {first.status} with the first body", seen, headline=headline)
+
+
+def _other_success(first: Answer, other: Answer, effects: int | None) -> tuple[Harm, str]:
+    """The harm and the headline of a retry that received another success, but was not seen to be executed."""
+    what = f"A retry received another {'Location' if first.body == other.body else 'body'}"
+    if effects is None:
+        return Harm.WRONG, f"{what}: without --count-url it is not known whether the effect happened again"
+    return Harm.WRONG, f"{what}, although the effect happened once"
 
 
 def no_effect(probe: Probe) -> Verdict:
@@ -149,7 +172,11 @@ def chunked_other(probe: Probe) -> Verdict:
     again = probe.send_raw(replace(probe.request(key, body=probe.other_body), chunked=True))
     if again.ok:
         how = "the first response" if probe.same(first, again) else "a separate response"
-        return Failed("another body in chunks under a used key is refused", f"{shown(again)}, {how}")
+        return Failed(
+            "another body in chunks under a used key is refused",
+            f"{shown(again)}, {how}",
+            headline=unproven(probe, first, again),
+        )
     return Passed()
 
 
@@ -244,8 +271,8 @@ CLAUSES: Final = (
     Clause(
         id="replays.many",
         title="Ten consecutive retries receive the same response",
-        why="Some servers lock a finished key again with every retry.",
-        fix="Read a finished key without locking it.",
+        why="Some servers lock a finished key again with every retry, or build a new response.",
+        fix="Store the response with the key, and send it for every retry without locking the key again.",
         severity=Severity.HIGH,
         requests=11,
         judge=many_times,

@@ -304,7 +304,8 @@ def _judge(clause: Clause, probe: Probe, profile: CheckProfile) -> Finding:
         return Finding(clause, verdict)
     in_api_words = probe.target.carrier.in_api_words
     trail = verdict.exchange or tuple(probe.trail)
-    evidence = Evidence(probe.effects, _successes(probe, trail))
+    successes = _successes(probe, trail)
+    evidence = Evidence(probe.effects, successes, differ_in_replays=not probe.habits.replays)
     harm, headline = headline_of(clause, verdict, evidence, probe.target.noun)
     expected = in_api_words(verdict.expected_in.get(profile, verdict.expected))
     verdict = replace(verdict, expected=expected, seen=in_api_words(verdict.seen), exchange=trail)
