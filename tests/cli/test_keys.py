@@ -85,7 +85,7 @@ def test_keys_show_prints_all_fields_of_a_record(shop, url):
     }  # fmt: skip
     assert said["response"]["body"] == '{"id":7}'
     assert said["retry"] == "A retry receives the stored response (201). Nothing is executed."
-    assert said["possible"] == []  # that a success could be executed again is nothing to suggest
+    assert [one["row"] for one in said["possible"]] == [35, 32]
     assert (said["means"], said["why"]) == ("Done: it succeeded (201).", None)
     assert set(said) == {
         "key", "state", "outcome", "operation", "method", "path", "recovery_point", "attempts", "last_error",
@@ -335,12 +335,34 @@ def test_release_of_what_is_done_changes_nothing(shop, url):
     assert (after["version"], after["response"]) == (before["version"], before["response"])
 
 
+@pytest.mark.parametrize(
+    "wanted",
+    [("release",), ("bust",), ("resolve", "--not-executed"), ("resolve", "--executed", "--status", "201")],
+    ids=lambda words: "".join(words[:2]),
+)
+def test_a_refused_change_of_a_success_lists_the_commands_that_work(shop, url, wanted):
+    verb, *more = wanted
+    flows.settle(shop, own(shop), answered())
+    text = oncekey("keys", verb, KEY, *more, "--store", url, "--reason", "asked")
+    assert "Possible now:" in text.stderr
+    assert "No manual change" not in text.stderr
+    assert "a payment would be made twice" in text.stderr
+    said = refused("keys", verb, KEY, *more, "--store", url, "--reason", "asked")
+    commands = [one["command"] for one in said["possible"]]
+    assert [command.split()[1:3] for command in commands] == [["keys", "extend"], ["keys", "bust"]]
+    for command in commands:
+        done = oncekey(*shlex.split(command.replace("...", "asked"))[1:], "--store", url)
+        assert done.exit_code == 0, done.stderr
+    text = oncekey("keys", "bust", KEY, "--store", url, "--reason", "asked").stderr
+    assert text.endswith("No manual change is possible now.\n")
+
+
 def test_keys_bust_of_a_success_requires_runs_again(shop, url):
     # R106, row 32
     flows.settle(shop, own(shop), answered())
     said = refused("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price")
     assert "made twice" in said["why"]
-    assert said["possible"] == []
+    assert [one["row"] for one in said["possible"]] == [35, 32]
     result = oncekey("keys", "bust", KEY, *WHOSE, "--store", url, "--reason", "wrong price", "--runs-again")
     assert "completed -> failed_retryable (audited)" in result.stdout
     again = flows.begin(shop, a_claim(id=ID), Policy())

@@ -8,8 +8,18 @@ from uuid import uuid4
 import pytest
 
 from oncekey.core.guards import Facts
-from oncekey.core.model import SECOND, Completed, Effects, Outcome, ParcelKind, Snapshot, State, StoredResponse
-from oncekey.core.operate import Forbidden, Moved, OperatorCommand, Order, ParcelLocation, audited_as, decide, possible
+from oncekey.core.model import HOUR, SECOND, Completed, Effects, Outcome, ParcelKind, Snapshot, State, StoredResponse
+from oncekey.core.operate import (
+    Forbidden,
+    Move,
+    Moved,
+    OperatorCommand,
+    Order,
+    ParcelLocation,
+    audited_as,
+    decide,
+    possible,
+)
 from oncekey.core.transitions import Actor, Fence, Illegal, Mover, Note, Transition, Trigger, find_transition
 from oncekey.engine import operate
 from oncekey.ops.explain_retry import prospect
@@ -186,7 +196,8 @@ def test_suggested_orders_are_those_the_table_allows():
         **{order: OperatorCommand(order, "-", answer=YES) for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD)},
         Order.NOT_EXECUTED: OperatorCommand(Order.NOT_EXECUTED, "-", closed=True),
         Order.RELEASE: OperatorCommand(Order.RELEASE, "-"),
-        Order.BUST: OperatorCommand(Order.BUST, "-"),  # of a failure: that a success could run again is never suggested
+        Order.BUST: OperatorCommand(Order.BUST, "-", runs_again=True),
+        Order.EXTEND: OperatorCommand(Order.EXTEND, "-", life=365 * 24 * HOUR),
         Order.RETRY: OperatorCommand(Order.RETRY, "-"),
     }
     for row in every_row():
@@ -203,6 +214,10 @@ def test_suggested_orders_are_those_the_table_allows():
             assert (order in offered) == isinstance(said, Transition), (row, order)
             if isinstance(said, Transition):
                 assert (offered[order].row, offered[order].to) == (said.number, said.to)
+        for refused in (decide(command, Snapshot(row, NOW), parcels) for command in WISHES):
+            assert isinstance(refused, Move) or refused.instead == tuple(offered.values())
+        again = offered.get(Order.BUST)
+        assert again is None or again.advisable is not (row.outcome is Outcome.SUCCESS)
 
 
 @pytest.mark.parametrize("command", WISHES, ids=lambda command: f"{command.order}")

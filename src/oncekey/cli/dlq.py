@@ -193,7 +193,8 @@ def _settle(
     done = options.work(store, doing)
     match done:
         case Forbidden():
-            options.refuse(done, json_wanted=json_wanted, about=about[0] if about else None, verbose=verbose)
+            moves = about and done.why != operate.ORPHAN  # its message names the command that is possible
+            options.refuse(done, json_wanted=json_wanted, about=about[0] if moves else None, verbose=verbose)
         case LetterMoved(letter, trigger):
             if json_wanted:
                 printing.as_json({"changed": True, "letter": {**line_of(letter), "trigger": trigger.value}})

@@ -170,6 +170,8 @@ def _advice(known: RecordView, record: Record, now: Instant, shape: dict[str, An
     for one in offered:
         if one.order is Order.NOT_EXECUTED and one.row in released:
             continue  # no call is open, so this command does the same as a release
+        if not one.advisable:
+            continue  # `keys bust` explains it
         yield ""
         fill_in = ", with the values from the provider instead of <…>" if one.order is Order.EXECUTED and result else ""
         yield f"{purpose(one.order, record)}{fill_in}:"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
-from oncekey.console.orders import FOR_LETTERS, Words, refusal_of, runbook_of, words_of
+from oncekey.console.orders import FOR_LETTERS, SLUGS, Words, refusal_of, runbook_of, words_of
 from oncekey.core.enclosing import shown_text
 from oncekey.core.envelopes import described, key_of_answer, key_of_text
 from oncekey.core.memo import decode
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from oncekey.core.flow import Flow
+    from oncekey.core.operate import ParcelLocation
     from oncekey.core.resolution import AnnouncedCall, Evidence
     from oncekey.core.transitions import Note
     from oncekey.ops.stats import ParcelView
@@ -319,7 +320,7 @@ def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier 
     if phase is not None and record.effects is Effects.PHASED:
         last = yield from operations.last_result(record.operation, phase)
     parcels = yield from operations.parcels(record.incarnation)
-    meant = {one.order for one in possible(record, now)} | set(refusals(record, now))
+    meant = {one.order for one in _offered(record, now)} | set(refusals(record, now))
     refused = {order: why for order, why in refusals(record, now, parcels).items() if order in meant}
     return Dossier(
         record=record,
@@ -331,9 +332,14 @@ def gather(store: Store, record_id: RecordId, lock: int | None) -> Flow[Dossier 
         lines=(yield from store.audit.history(record_id)),
         last=last,
         inline=inline,
-        possible=possible(record, now, parcels),
+        possible=_offered(record, now, parcels),
         refusals=refused,
     )
+
+
+def _offered(record: Record, now: Instant, parcels: tuple[ParcelLocation, ...] = ()) -> tuple[Possibility, ...]:
+    """The possible orders that the console has a form for."""
+    return tuple(one for one in possible(record, now, parcels) if one.advisable and one.order in SLUGS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from oncekey.core.guards import Facts, Guard
 from oncekey.core.memo import recovery_point
 from oncekey.core.model import (
+    HOUR,
     MINUTE,
     SECOND,
     Completed,
@@ -41,6 +42,7 @@ PROVIDER_LAG: Final[Duration] = 60 * SECOND
 """How long a provider may take until it can find a call that it has executed."""
 UNSEEN_OWNER: Final[Duration] = 5 * MINUTE
 """How long after the end of its lease an INLINE owner whose process was suspended may still send."""
+_WEEK: Final[Duration] = 7 * 24 * HOUR
 RESULT: Final = "JSON"
 """The placeholder for a call's result where an order is shown."""
 STEPS_STAY: Final = (
@@ -48,6 +50,8 @@ STEPS_STAY: Final = (
     "again. For another attempt at the provider the client sends the request with a new key."
 )
 """The effect of `keys bust` on a record of a PHASED handler."""
+RUNS_TWICE: Final = "It succeeded, and what it did is not undone: a payment would be made twice."
+"""The effect of `keys bust --runs-again` on a record without finished steps."""
 BUSTED: Final = "busted"
 """The error code of a record whose response an operator removed."""
 
@@ -167,6 +171,8 @@ class Possibility:
     note: str = ""
     letter: UUID | None = None
     """The dead letter that the order concerns."""
+    advisable: bool = True
+    """False for a second execution of a success: it is possible, and nothing that a record calls for."""
 
     @property
     def command(self) -> str:
@@ -247,23 +253,21 @@ def decide(command: OperatorCommand, seen: Snapshot, parcels: tuple[ParcelLocati
 def possible(
     record: Record, now: Instant, parcels: tuple[ParcelLocation, ...] = (), *, lag: Duration = PROVIDER_LAG
 ) -> tuple[Possibility, ...]:
-    """The orders that are possible for this record now, each tried with the most favourable input.
-
-    A second execution of a success is left out: it should not be suggested.
-    """
+    """The orders that are possible for this record now, each tried with the most favourable input."""
     found: dict[Order, Possibility] = {}
-    for command, options in _best_commands(record, lag):
+    for command, options in _best_commands(record, now, lag):
         if command.order not in found and _objection(command, record, now, parcels) is None:
             decided = _judged(command, record, now, parcels)
             if isinstance(decided, Move) and decided.row.to is not None:
                 row, to, note = decided.row.number, decided.row.to, _note(command, record)
-                found[command.order] = Possibility(command.order, row, to, options, note, decided.letter)
+                letter, advisable = decided.letter, not command.runs_again
+                found[command.order] = Possibility(command.order, row, to, options, note, letter, advisable)
     return tuple(found.values())
 
 
 def refusals(record: Record, now: Instant, parcels: tuple[ParcelLocation, ...] = ()) -> dict[Order, Forbidden]:
-    """The orders for records of this state that the table does not allow now, whatever their options, and why."""
-    allowed = {one.order for one in possible(record, now, parcels)}
+    """The orders for records of this state that are not allowed now, or not advisable, and why."""
+    allowed = {one.order for one in possible(record, now, parcels) if one.advisable}
     found: dict[Order, Forbidden] = {}
     for order in (Order.EXECUTED, Order.DECLINED, Order.NOT_EXECUTED, Order.RELEASE, Order.BUST, Order.RETRY):
         if order in allowed or (order is Order.RETRY and record.effects is not Effects.OUTBOX):
@@ -280,7 +284,7 @@ def _note(command: OperatorCommand, record: Record) -> str:
         return f"or without --closed, checked after {moment(believed_from(record, command.lag))}"
     if command.order is Order.BUST and record.memo:
         return STEPS_STAY
-    return ""
+    return RUNS_TWICE if command.runs_again else ""
 
 
 def believed_from(record: Record, lag: Duration) -> Instant:
@@ -470,7 +474,7 @@ _KINDS: Final = frozenset({Guard.INLINE_OR_OUTBOX, Guard.PHASED, Guard.WORKER_BE
 _SOME_ANSWER: Final = Completed(StoredResponse(200, (), b""), Outcome.SUCCESS)
 
 
-def _best_commands(record: Record, lag: Duration) -> Iterator[tuple[OperatorCommand, str]]:
+def _best_commands(record: Record, now: Instant, lag: Duration) -> Iterator[tuple[OperatorCommand, str]]:
     """Each order with the most favourable input, and the options to type for it; the simplest first."""
     phased = record.effects is Effects.PHASED
     for order in (Order.EXECUTED, Order.DECLINED, Order.DISCARD):
@@ -486,8 +490,10 @@ def _best_commands(record: Record, lag: Duration) -> Iterator[tuple[OperatorComm
     yield OperatorCommand(Order.NOT_EXECUTED, "-", lag=lag), ""
     yield OperatorCommand(Order.NOT_EXECUTED, "-", closed=True, lag=lag), "--closed"
     yield OperatorCommand(Order.RELEASE, "-", lag=lag), ""
-    if record.outcome is not Outcome.SUCCESS:
-        yield OperatorCommand(Order.BUST, "-", lag=lag), ""
+    days = (max(record.expires_at - now, 0) + _WEEK) // (24 * HOUR) + 1
+    yield OperatorCommand(Order.EXTEND, "-", life=days * 24 * HOUR, lag=lag), f"--for {days}d"
+    again = record.outcome is Outcome.SUCCESS
+    yield OperatorCommand(Order.BUST, "-", runs_again=again, lag=lag), "--runs-again" if again else ""
     yield OperatorCommand(Order.RETRY, "-", lag=lag), ""
 
 
