@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from oncekey import wire
+from oncekey.core.migrations import MigrationPhase, plan
 
 ONCEKEY = Path(sys.executable).with_name("oncekey")
 LABEL = wire.migrations_for("sqlite:///any.db").migrations[0].label
@@ -57,6 +58,14 @@ def test_migrate_up_applies_the_pre_phase_before_the_post_phase(tmp_path):
     result = oncekey("migrate", "up", "--phase", "post", "--store", "sqlite:///shop.db", cwd=tmp_path)
     assert result.returncode == 2
     assert "--phase pre" in result.stderr
+
+
+@pytest.mark.parametrize("url", ["sqlite:///any.db", "postgresql://any", "mysql://any/any"])
+def test_migrate_up_of_the_pre_phase_runs_no_post_migration_on_an_empty_database(tmp_path, url):
+    ran = plan(wire.migrations_for(url).migrations, (), only=MigrationPhase.PRE)
+    assert {one.phase for one in ran} == {MigrationPhase.PRE}
+    teaches = " ".join(oncekey("migrate", "up", "--help", cwd=tmp_path, COLUMNS="400").stdout.split())
+    assert "run only migrations that older code can work with" in teaches
 
 
 def test_migrate_reports_a_changed_checksum(tmp_path):

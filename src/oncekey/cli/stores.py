@@ -192,7 +192,7 @@ def up(
     app: options.StoreOfApp = None,
     phase: Annotated[
         MigrationPhase | None,
-        typer.Option(help="`pre`: stop before the first migration that is incompatible with older code."),
+        typer.Option(help="`pre`: run only migrations that older code can work with."),
     ] = None,
 ) -> None:
     """Run the pending migrations, each in its own transaction; all in one, if the store is new."""
