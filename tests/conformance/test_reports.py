@@ -295,7 +295,11 @@ def _roots(*bugs: Bug, counted: bool) -> dict[str, tuple[Harm | None, str, str, 
 def test_another_body_for_a_retry_is_a_wrong_response_if_the_effect_happened_once() -> None:
     roots = _roots(*OTHER_BODIES, counted=True)
     harm, headline, fix, follow = roots["replays.many"]
-    assert (harm, headline, follow) == (Harm.WRONG, f"{OTHER_BODY}, although the effect happened once", {"replays.headers"})
+    assert (harm, headline, follow) == (
+        Harm.WRONG,
+        f"{OTHER_BODY}, although the effect happened once",
+        {"replays.headers"},
+    )
     assert fix.startswith("Store the response with the key")
     assert next(iter(roots)) == "keys.two-spellings"
     lost = "Another body under a used key received a success, but the second order never happened"
