@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from decimal import Decimal
 
 import pytest
@@ -153,10 +154,22 @@ def test_a_planted_charge_is_reported(shop):  # R140
     told = run(url, books)
     assert told.exit_code == 1
     assert "orphan_charge" in told.stdout
+    assert "--inline" not in told.stdout
     shape = json.loads(run(url, books, "--json").stdout)
     assert [(one["kind"], one["provider_id"], one["theirs"]["amount"]) for one in shape["differences"]] == [
         ("orphan_charge", "ch_orphan", "5")
     ]
+
+
+def test_an_orphan_that_an_inline_operation_may_have_made_names_the_option(shop):
+    url, books = shop
+    driver = SqliteDriver(books.with_name("shop.db"))
+    with blocking(SqliteStore, driver) as world:
+        world.clock.now = time.time_ns() // 1000
+        inline(world)
+    books.write_text(books.read_text() + "planted,ch_orphan,5\n")
+    assert "pass --inline pay=CALL or --app" in run(url, books).stdout
+    assert "pass --inline" not in run(url, books, "--inline", "pay=charge").stdout
 
 
 def test_an_amount_that_differs_is_reported(shop):

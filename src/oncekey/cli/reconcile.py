@@ -16,7 +16,7 @@ from oncekey.cli import applications, options, printing
 from oncekey.cli.keys_show import in_doubt
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.flow import adrive
-from oncekey.core.model import SECOND, Instant, State
+from oncekey.core.model import SECOND, Effects, Instant, State
 from oncekey.core.operate import Search
 from oncekey.core.scope import shown_scope
 from oncekey.engine import operate
@@ -228,7 +228,7 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
 
     Exit code: 0 the ledgers agree, 1 they differ, 2 a usage error or no store.
     """
-    from oncekey.reconcile import FIELDS, Books, Pointers, compare, entries
+    from oncekey.reconcile import FIELDS, Books, DifferenceKind, Pointers, compare, entries
 
     columns = option_pairs(column, "--column")
     for name in columns:
@@ -245,6 +245,8 @@ def ledger(  # noqa: PLR0917  (typer reads the parameters)
         printing.as_json(_shape(report))
     else:
         _show(report)
+        if not ours.inline and any(one.kind is DifferenceKind.ORPHAN for one in report.differences):
+            _name_inline(store)
     if not report.agree:
         raise typer.Exit(1)
 
@@ -288,6 +290,20 @@ def _pointer(text: str | None, option: str) -> str | None:
     if text is not None and not text.startswith("/"):
         raise ConfigurationError(f"{option} {text} is not a JSON pointer: write it like /amount_cents")
     return text
+
+
+def _name_inline(store: str) -> None:
+    """Point out that an orphan may be the call of an INLINE operation, if the store has one."""
+
+    async def looking(engine: AsyncEngine) -> Page:
+        found = operate.operations_of(engine.store).search(Search(effects=Effects.INLINE), 1)
+        return await adrive(found, engine.driver.run)
+
+    for one in options.work(store, looking).records:
+        typer.echo(
+            f"{one.operation} is INLINE, so its calls were not announced: if one of them made the charge, "
+            f"pass --inline {one.operation}=CALL or --app"
+        )
 
 
 def _show(report: LedgerReport) -> None:
