@@ -183,6 +183,20 @@ async def test_audit_page_shows_operators_or_all_actors(url, trouble):
         assert "outcome became unknown unknown an external call got no reply" in everybody
 
 
+async def test_record_page_tells_how_to_see_the_key_of_an_inline_call(url, trouble):
+    async with Visitor(console_on(url)) as visitor:
+        await visitor.log_in()
+        put(trouble, State.UNKNOWN, Effects.INLINE, "transfer-0001", last_error="handler_raised", operation="transfer")
+        page = await visitor.find("transfer-0001")
+        hint = "oncekey keys show --call NAME KEY"
+        assert hint in said(await visitor.get(page))
+        assert hint not in said(await visitor.get(await visitor.find(PHASED_KEY)))
+        trouble.go(trouble.store.upkeep.beat("w", ["relay"], 10 * SECOND, {"transfer": ["charge_card"]}))
+        words = said(await visitor.get(page))
+        assert hint not in words
+        assert "Downstream key of charge_card" in words
+
+
 async def test_queue_pages_show_references_for_the_provider(url, trouble):
     async with Visitor(console_on(url)) as visitor:
         await visitor.log_in()

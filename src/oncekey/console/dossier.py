@@ -184,6 +184,12 @@ class Dossier:
         return downstream_keys(self.record, self.inline)
 
     @property
+    def unnamed(self) -> bool:
+        """Whether an INLINE handler may have made a call, and no worker has named its calls."""
+        record = self.record
+        return record.state is State.UNKNOWN and record.effects is Effects.INLINE and not self.references
+
+    @property
     def believed(self) -> Instant | None:
         """From when on "not executed" is accepted without closing the reference; None if the record is not unknown."""
         return believed_from(self.record, PROVIDER_LAG) if self.record.state is State.UNKNOWN else None
