@@ -542,7 +542,29 @@ def test_ambiguous_key_prefix_lists_matches_and_changes_nothing(shop, url):
 def test_key_prefix_shorter_than_4_characters_finds_nothing(shop, url):
     flows.settle(shop, own(shop), answered())
     assert "4 characters" in oncekey("keys", "show", KEY[:3], "--store", url).stderr
+    own(shop, id=RecordId(SCOPE, f"{KEY}-2"))
+    for words in ((), WHOSE):
+        for short in (KEY[:1], KEY[:3], "zz"):
+            text = oncekey("keys", "show", short, *words, "--store", url)
+            assert (text.exit_code, text.stdout) == (1, "")
+            assert "no such key" in text.stderr
+            assert ("4 characters" in text.stderr) is (short != "zz" or not words)
     assert "pass --tenant to find it" in oncekey("keys", "show", "elsewhere", "--store", url).stderr
+
+
+def test_ambiguous_key_prefix_names_the_options_that_help(shop, url):
+    def advice(*words):
+        return oncekey("keys", "show", *words, "--store", url).stderr.splitlines()[0].partition(": 2 keys match ")[2]
+
+    other = scope_of("-", "globex")
+    for made in (RecordId(SCOPE, f"{KEY}-1"), RecordId(SCOPE, f"{KEY}-2"), RecordId(other, f"{KEY}-3")):
+        own(shop, id=made)
+    assert "3 keys match" in oncekey("keys", "show", KEY[:9], "--store", url).stderr
+    assert advice(KEY[:9], *WHOSE) == f"{KEY[:9]}: give a longer prefix"
+    own(shop, id=RecordId(other, f"{KEY}-2"))
+    assert advice(f"{KEY}-2") == f"{KEY}-2: pass the options of one"
+    text = oncekey("keys", "show", KEY[:9], "--store", url).stderr
+    assert text.splitlines()[0].endswith("4 keys match " + KEY[:9] + ": give a longer prefix, or add --tenant")
 
 
 @pytest.mark.parametrize("key", ["-begins-with-a-dash-0001", "it's quoted and spaced", "100% \u00fc \u2603 *"])

@@ -66,12 +66,12 @@ async def find(engine: AsyncEngine, key: str, scope: str | None) -> RecordId | S
     page = await adrive(operations_of(engine.store).named(key, scope, SHOWN + 1), engine.driver.run)
     same = tuple(one for one in page.records if one.id.key == key)
     fitting = same or page.records
+    if not same and len(key) < SHORTEST and (fitting or scope is None):
+        return Forbidden(f"no such key, and a search by prefix needs at least {SHORTEST} characters")
     if len(fitting) > 1:
         return Several(fitting[:SHOWN], len(fitting) > SHOWN, page.now)
-    if fitting and (same or len(key) >= SHORTEST):
-        return fitting[0].id
     if fitting:
-        return Forbidden(f"a search needs at least {SHORTEST} characters of a key")
+        return fitting[0].id
     # With the tenant, a record without a row can be found by its lock, and a deleted one in the audit.
     return Forbidden(NOT_HERE) if scope is None else RecordId(scope, key)
 
@@ -347,7 +347,13 @@ def refuse(
 
 def refuse_several(several: Several, key: str, *, json_wanted: bool, read: bool = False) -> NoReturn:
     """Print the keys that match, each with the options that name it; exit. Nothing was changed."""
-    why = f"{'more than ' if several.more else ''}{len(several.records)} keys match {key}: pass the options of one"
+    if all(one.id.key == key for one in several.records):
+        hint = "pass the options of one"
+    elif len({one.id.scope for one in several.records}) == 1:
+        hint = "give a longer prefix"
+    else:
+        hint = "give a longer prefix, or add --tenant"
+    why = f"{'more than ' if several.more else ''}{len(several.records)} keys match {key}: {hint}"
     if json_wanted:
         found = [{"key": one.id.key, "scope": one.id.scope, "state": one.state.value} for one in several.records]
         as_json({"changed": False, "why": why, "possible": [], "found": found})

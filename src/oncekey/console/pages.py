@@ -155,7 +155,8 @@ class Pages:
         if len(key) >= SHORTEST and not same:
             wanted = Walk(states=(State.COMPLETED,), beginning=key, scope=scope)
             part = await self._console.ask(lambda store: survey_of(store).walk(wanted, PAGE))
-        records = (same or page.records) + (() if part is None else part.records)
+        unfinished = page.records if len(key) >= SHORTEST else ()
+        records = (same or unfinished) + (() if part is None else part.records)
         if len(records) == 1:
             return RedirectResponse(f"{visit.base}/record/{token_of(records[0].id)}", 303)
         return self._console.page(
