@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from string import hexdigits
 from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
@@ -89,6 +90,8 @@ def list_keys(
     JSON: {"now", "items": [{"key", "scope", "state", "outcome", "operation", "effects", "recovery_point", "attempts",
     "last_error", "status", "created_at", "last_run_at", "lease_until", "expires_at", "digest", "stale"}], "next"}.
     """
+    if digest is not None and not set(digest) <= set(hexdigits):
+        raise ConfigurationError(f"--digest {digest} is not hexadecimal: copy it from the log")
     wanted = Search(
         scope=options.scope_named(tenant, namespace, principal, scope),
         state=state,
@@ -269,8 +272,12 @@ def resolve(
     JSON: {"changed": true, "row", "from", "to", "retry", "record"} or {"changed": false, "why", "possible"}. "row" is
     the number of the move in docs/explanation/states.md.
     """
-    if [executed, declined, not_executed].count(True) != 1:
+    outcomes = {"--executed": executed, "--declined": declined, "--not-executed": not_executed}
+    passed = [name for name, given in outcomes.items() if given]
+    if not passed:
         raise ConfigurationError("the outcome is missing: pass one of --executed, --declined and --not-executed")
+    if len(passed) > 1:
+        raise ConfigurationError(f"pass only one of {', '.join(outcomes)}; you passed {' and '.join(passed)}")
     if not_executed and (status, body, result) != (None, None, None):
         raise ConfigurationError("--not-executed has no response: remove --status, --body and --result")
     if not not_executed and (closed or asked_at is not None):
@@ -506,7 +513,7 @@ async def _list(
     while True:
         size = limit if digest is None else _PAGE
         page: Page = await adrive(operate.operations_of(engine.store).search(wanted, size, before), engine.driver.run)
-        found += tuple(one for one in page.records if digest is None or key_digest(one.id.key) == digest)
+        found += tuple(one for one in page.records if digest is None or key_digest(one.id.key) == digest.lower())
         last = page.records[-1] if page.records else None
         before = None if last is None else (last.created_at, last.id.scope, last.id.key)
         ended = len(page.records) < size
