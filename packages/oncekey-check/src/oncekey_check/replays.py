@@ -102,11 +102,12 @@ def many_times(probe: Probe) -> Verdict:
     others = [(number, again) for number, again in enumerate(answers, 1) if not probe.same(first, again)]
     if not others:
         return Passed()
-    number, other = next(((number, again) for number, again in others if again.ok), others[0])
+    done = [(number, again) for number, again in others if again.ok and not probe.busy(again)]
+    number, other = (done or others)[0]
     effects = probe.since(before)
     counted = "" if effects is None else f"; effects: {effects}"
     seen = f"{tally(answers)}; retry {number}: {differing(probe, first, other)}{counted}"
-    headline = _other_success(first, other, effects) if other.ok and effects in {None, 1} else None
+    headline = _other_success(first, other, effects) if done and effects in {None, 1} else None
     return Failed(f"{_MANY} times {first.status} with the first body", seen, headline=headline)
 
 
