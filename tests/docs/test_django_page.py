@@ -105,6 +105,20 @@ async def checkout_async(request, op: Operation):
     await op.phase("settled", settle, payment_id, charged["id"])
     return JsonResponse({"id": payment_id, "charge": charged["id"]}, status=201)
 """
+RESUMING = """
+
+class Resuming(TransactionTestCase):
+    def test_a_worker_completes_the_payment(self):
+        from unittest.mock import patch
+        get_user_model().objects.create_user("ann", "ann@example.com", "secret")
+        client, key = APIClient(raise_request_exception=False), str(uuid4())
+        headers = {"Idempotency-Key": key, "Authorization": "Basic YW5uOnNlY3JldA=="}  # ann:secret
+        with patch("shop.views.charge", side_effect=[TimeoutError, {"id": "ch_1"}]):
+            self.assertEqual(client.post("/payments", {"amount": 5}, headers=headers).status_code, 500)
+            call_command("oncekey", "worker", "--once", stdout=StringIO())
+        again = client.post("/payments", {"amount": 5}, headers=headers)
+        self.assertEqual((again.status_code, again.headers.get("Idempotent-Replayed")), (201, "true"))
+"""
 WORKING = """
 import django
 django.setup()
@@ -335,6 +349,15 @@ def test_tests_of_the_guide_pass(project: Path) -> None:
     assert "Ran 3 tests" in run(project, "manage.py", "test")
     edit(project, "tests", "class Requests(TransactionTestCase)", "class Requests(TestCase)")
     assert "relay: the store did not respond (StoreBusyError)" in run(project, "manage.py", "test", code=1)
+
+
+def test_a_worker_completes_a_payment_in_a_django_test(project: Path) -> None:
+    """Django's test client sends no Host, and its test runner accepts no other one than its own."""
+    edit(project, "once", "Once(", "Once(policy=Policy(complete_interval=0.01), ")
+    edit(project, "once", "import Once", "import Once\nfrom oncekey import Policy")
+    with (project / "shop" / "tests.py").open("a") as file:
+        file.write(RESUMING)
+    assert "Ran 1 test" in run(project, "manage.py", "test", "shop.tests.Resuming")
 
 
 def test_django_routes_omit_the_forms_of_the_admin_site(project: Path) -> None:

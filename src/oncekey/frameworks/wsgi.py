@@ -159,9 +159,16 @@ def read(environ: WSGIEnvironment, limit: int) -> bytes | Refuse:
 
 
 def lines_of(environ: Mapping[str, Any]) -> list[tuple[bytes, bytes]]:
-    """The header lines of a request, as an ASGI server would pass them."""
-    sent = ((name[5:], value) for name, value in environ.items() if name.startswith("HTTP_"))
-    known = ((name, environ[name]) for name in ("CONTENT_TYPE",) if environ.get(name))
+    """The header lines of a request, as an ASGI server would pass them.
+
+    A request without `Host`, of HTTP/1.0 or of Django's test client, gets the server's name, as WSGI prescribes: the
+    application would reject a worker's request to another host.
+    """
+    sent = [(name[5:], value) for name, value in environ.items() if name.startswith("HTTP_")]
+    known = [(name, environ[name]) for name in ("CONTENT_TYPE",) if environ.get(name)]
+    if "HTTP_HOST" not in environ and environ.get("SERVER_NAME"):
+        port = environ.get("SERVER_PORT", "")
+        known.append(("HOST", environ["SERVER_NAME"] + (f":{port}" if port not in {"", "80", "443"} else "")))
     names = ((name.replace("_", "-").lower(), str(value)) for name, value in (*known, *sent))
     return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in names]
 

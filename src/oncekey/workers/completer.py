@@ -45,7 +45,7 @@ LONGEST_REST: Final = 64
 NOT_LET_IN: Final = (
     "oncekey: a completer's request for %s received %s before its handler was called (digest %s): accept "
     "oncekey.resumed_as(request) in the application's authentication, in the `tenant` and `principal` functions, and "
-    "in its check of CSRF tokens, or set complete=False on the route"
+    "in its checks of CSRF tokens and host names, or set complete=False on the route"
 )
 
 
