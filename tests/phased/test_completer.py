@@ -106,9 +106,29 @@ async def test_a_resumed_request_that_fails_is_counted_as_failed(
         assert await completer.run_once() == 1
         assert (completer.done, completer.failed) == (0, 1)
         assert "pay failed again: ConnectionResetError; its record is failed_retryable" in caplog.text
-        bank.clock.advance(6 * SECOND)
+        bank.clock.advance(11 * SECOND)
         assert await completer.run_once() == 1
         assert (completer.done, completer.failed) == (1, 1)
+
+
+async def test_a_completer_waits_twice_as_long_after_each_failure(
+    small_bank: Bank, caplog: pytest.LogCaptureFixture
+) -> None:
+    # ten attempts outlast a provider's outage of half an hour; a client's retry never waits
+    bank = small_bank
+    async with bank.process() as alive:
+        bank.provider.faults.extend(ConnectionResetError("too busy") for _ in range(5))
+        assert (await alive.send()).status == 500
+        completer = Completer(alive.once)
+        for seconds in (5, 10, 20):
+            bank.clock.advance((seconds - 1) * SECOND)
+            assert await completer.run_once() == 0
+            bank.clock.advance(2 * SECOND)
+            assert await completer.run_once() == 1
+        assert (await alive.send()).status == 500
+        assert (await alive.send()).status == 201
+    assert bank.provider.charges == 1
+    assert caplog.text.count("the call 'charge' failed, and whether it was executed is not known: ConnectionReset") == 5
 
 
 async def test_complete_false_leaves_the_request_to_its_client(small_bank: Bank) -> None:

@@ -228,8 +228,8 @@ class Policy:
     complete: bool = field(default=True, metadata=checks.flag() | _PHASED_ONLY)
     """PHASED: whether the request is stored, so that a worker can resume it without the client."""
     complete_interval: timedelta = field(default=timedelta(seconds=5), metadata=checks.span() | _APP)
-    """How often a worker looks for interrupted PHASED requests, and how long it waits before it retries a failed
-    one."""
+    """How often a worker looks for interrupted PHASED requests, and how long it waits before it retries a failed one:
+    twice as long after each further failure."""
     sweep_interval: timedelta = field(default=timedelta(seconds=60), metadata=checks.span() | _WHOLE)
     """How often the sweeper looks for expired leases. It waits 5 s more for the owner of each, so a stuck key is moved
     within `lease` + 5 s + `sweep_interval` of the owner's last heartbeat."""

@@ -151,7 +151,7 @@ def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseExcep
         rolled_back=ended.rolled_back,
         progress=Progress() if phased_run is None else phased_run.progress(),
         deferred=run.parcels.deferred,
-        resume_after=micros(policy.complete_interval),
+        resume_after=micros(policy.complete_interval) << min(run.record.attempts - 1 if run.record else 0, 10),
     )
 
 

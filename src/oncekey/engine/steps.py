@@ -12,6 +12,7 @@ because the call cannot be repeated to get it again.
 from __future__ import annotations
 
 import inspect
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+log = logging.getLogger("oncekey")
+
 WRITES: Final = 8
 """How many attempts to write a call's result are made before the owner gives up."""
 FIRST_PAUSE: Final = 0.05
@@ -62,6 +65,7 @@ UNFIT: Final = (
     "the call {name!r} was not made, because its function does not take these arguments: {why}; op.call(name, fn, ...) "
     "passes them by position, and the downstream key as `key`"
 )
+UNCERTAIN: Final = "oncekey: the call %r failed, and whether it was executed is not known: %r"
 ROLLED_BACK: Final = "the phase was rolled back: its commit got no reply"
 
 
@@ -173,6 +177,8 @@ def call(
                 yield from _to_its_end(lambda: _withdrawn(store, phased_run))
                 if (not_made := phased_run.not_made(name, error)) is not None:
                     raise not_made from error
+            elif phased_run.parked is None:  # oncekey replaces a response of the application that would name the error
+                log.warning(UNCERTAIN, name, error)
             raise
         yield from _to_its_end(lambda: _kept(store, phased_run, entry))
     return phased_run.recalled(entry, result)

@@ -221,5 +221,5 @@ def _again(record: Record) -> str:
             "" if record.intent is None else f"the open call {record.intent.phase!r} is made again, with the same key"
         )
         who = "A retry resumes it" if record.request is None else "A retry or a completer resumes it"
-        return f"{who} {'; '.join(part for part in (done, sent) if part)}."
+        return f"{who}{f' {done}' if done else ''}{f'; {sent}' if sent else ''}."
     return "A retry executes the operation, from the beginning."
