@@ -275,3 +275,17 @@ def test_search_filters_and_pages_records(world):
     assert found(effects=Effects.LOCAL) == found(operation="other") == found(stale=True) == []
     world.advance(MINUTE)
     assert found(stale=True) == [keys[2]]
+
+
+@pytest.mark.parametrize("memo", [MEMO, None], ids=["after a step", "no step"])
+@pytest.mark.parametrize("called", [True, False], ids=["open call", "no call"])
+def test_the_prospect_of_an_interrupted_phased_request_is_a_sentence(memo, called):
+    intent = an_intent() if called else None
+    row = a_row(State.FAILED_RETRYABLE, effects=Effects.PHASED, memo=memo, intent=intent)
+    wanted = {
+        (True, True): "A retry resumes it after the step 'started'; finished steps are not repeated; the open call",
+        (True, False): "A retry resumes it after the step 'started'; finished steps are not repeated.",
+        (False, True): "A retry resumes it; the open call",
+        (False, False): "A retry executes the operation, from the beginning.",
+    }
+    assert wanted[memo is not None, called] in prospect(row, NOW)
