@@ -5,8 +5,8 @@ VENV    ?= .venv
 LOWEST  ?= $(VENV)-lowest
 PATRONI ?= $(VENV)-failover
 UV      ?= uv
-# One more than two cores: a third of a test's time is waiting for servers and processes.
-WORKERS ?= 3
+# Two for each of two cores: half of the time of a test is waiting for servers and processes.
+WORKERS ?= 4
 DYNALITE = 4.0.0
 SBIN    ?= /usr/sbin:/usr/local/sbin
 TESTS   ?= tests

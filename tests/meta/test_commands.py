@@ -83,7 +83,7 @@ def test_the_lowest_versions_have_an_environment_of_their_own(tmp_path: Path) ->
 
 def test_make_test_requires_only_the_environment(tmp_path: Path) -> None:
     done = _make("-n", "test", f"PYTHON={sys.executable}", f"VENV={tmp_path / 'venv'}")
-    assert "-m pytest -n 3 --durations=10 --suite=fast tests" in done.stdout
+    assert "-m pytest -n 4 --durations=10 --suite=fast tests" in done.stdout
     assert not re.search("apt-get|npm|chromium|pgbouncer|mariadb", done.stdout)
 
 

@@ -150,7 +150,7 @@ async def test_concurrent_requests_and_retries_behind_pgbouncer(
         assert set(shop.charges.values()) <= {1}
         if path == "/orders":
             assert shop.rows == sorted(keys)
-        assert locks_held(postgres_dsn) == 0
+        await until(lambda: locks_held(postgres_dsn) == 0)
 
 
 @pytest.mark.parametrize("path", ["/orders", "/charges", "/payments"])
@@ -164,7 +164,7 @@ async def test_a_race_for_one_key(way: str, path: str, postgres_dsn: str, pooler
             assert {reply.code for reply in replies if reply.status != 201} <= {IN_PROGRESS}
             assert shop.runs.count(key) == 1
             assert (await shop.send(f"{path}?item={key}", key=key)).body in told
-        assert locks_held(postgres_dsn) == 0
+        await until(lambda: locks_held(postgres_dsn) == 0)
 
 
 async def test_failed_payment_is_resumed_behind_pgbouncer(way: str, postgres_dsn: str, pooler: PgBouncer) -> None:
@@ -232,7 +232,7 @@ async def test_lost_commit_is_recovered_behind_pgbouncer(way: str, between: str,
                 assert (again.status, again.replayed) == (201, lost == "the reply")
                 assert first.status != 201 or first.body == again.body
                 assert shop.rows.count(str(number)) == 1
-        assert locks_held(postgres_dsn) == 0
+        await until(lambda: locks_held(postgres_dsn) == 0)
 
 
 @pytest.mark.parametrize("kind", [ASYNCPG, ASYNC_PSYCOPG, PSYCOPG])
