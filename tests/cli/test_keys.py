@@ -210,6 +210,18 @@ def test_list_and_its_filters(shop, url):
     assert "no matching keys" in oncekey("keys", "list", "--tenant", "nobody", "--store", url).stdout
 
 
+def test_a_body_that_is_not_json_is_refused(shop, url, tmp_path):
+    # a stored response is final
+    doubt(shop)
+    body = tmp_path / "note.txt"
+    body.write_bytes(b'{"payment":"ch_1"')
+    words = ("--store", url, "--status", "201", "--body", str(body), "--reason", "r")
+    result = oncekey("keys", "resolve", KEY, *WHOSE, *words, "--executed")
+    assert (result.exit_code, "--body is not valid JSON: " in result.stderr) == (2, True)
+    assert shown(shop, url)["state"] == "unknown"
+    assert oncekey("keys", "resolve", KEY, *WHOSE, *words, "--executed", "--content-type", "text/plain").exit_code == 0
+
+
 def test_keys_resolve_settles_the_record_and_writes_the_audit_log(shop, url, tmp_path):
     # R138, row 19
     doubt(shop)

@@ -82,6 +82,9 @@ def test_tokens_come_from_a_file_or_the_environment(store, tmp_path):
             address = line.split()[-1]
             assert ANN not in line
             assert entered(address, ANN).status_code == 200
+        with running("--store", store, "--port", "0", "--as", "bob", *options, **variables) as line:
+            address, made = line.split()[-1].split("/login#")
+            assert [entered(address, token).status_code for token in (made, ANN)] == [200, 200]
 
 
 @pytest.mark.parametrize(

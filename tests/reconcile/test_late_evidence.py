@@ -10,11 +10,12 @@ from oncekey.core.errors import StoreUnavailableError
 from oncekey.core.flow import adrive, drive
 from oncekey.core.memo import encode
 from oncekey.core.model import INLINE, Completed, Effects, EntryKind, Lease, MemoEntry, Outcome, StoredResponse
+from oncekey.core.operate import Forbidden, OperatorCommand, Order
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import Executed, NotExecuted
 from oncekey.core.resolvers import from_text
 from oncekey.core.transitions import Actor, Mover
-from oncekey.engine import reconcile, settle
+from oncekey.engine import operate, reconcile, settle
 from oncekey.stores.memory import MemoryStore
 from oncekey.workers.tasks import reconciler_of
 from phased.bank import Here, paying
@@ -43,6 +44,13 @@ async def not_executed(process, bank):
         engine.store, target, closed, mover, process.once.policy_of, why="asked too early", waited=True
     )
     assert isinstance(await adrive(flow, engine.driver.run), reconcile.Moved)
+
+
+async def ordered(process, bank, command):
+    """What an operator's command comes to."""
+    engine, record = process.once.asynchronous(), await bank.record()
+    flow = operate.act(engine.store, record.id, command, Mover(Actor.OPERATOR, "ann"))
+    return await adrive(flow, engine.driver.run)
 
 
 @pytest.mark.parametrize(("said", "verdict"), [(201, "agrees"), (422, "contradicts")])
@@ -76,6 +84,14 @@ async def test_a_rejected_late_result_settles_an_unknown_record(bank):  # U2, U3
         bank.clock.advance(21 * HOUR)  # nobody may repeat the call any more
         async with bank.process(paying()) as third:
             assert ((await third.send()).status, bank.state) == (409, "unknown")
+            for order in (Order.NOT_EXECUTED, Order.DECLINED):
+                command = OperatorCommand(
+                    order, "a guess", result='"no"' if order is Order.DECLINED else None, closed=True
+                )
+                refused = await ordered(third, bank, command)
+                assert isinstance(refused, Forbidden)
+                assert "that the provider executed the call, and this report has not been applied yet" in refused.why
+            assert bank.state == "unknown"
             assert await reconciler_of(third.once).run_once() == 1
             assert (await third.send()).status == 201
     assert evidence(bank) == [(f"{record.incarnation}/1/charge", "settled")]

@@ -8,8 +8,21 @@ import json
 import pytest
 
 from oncekey.core.errors import ResultNotStorableError
-from oncekey.core.model import HOUR, MINUTE, SECOND, Doubtful, Effects, EntryKind, MemoEntry, Outcome, Recovery, State
-from oncekey.core.operate import OperatorCommand, Order, Search
+from oncekey.core.model import (
+    HOUR,
+    MINUTE,
+    SECOND,
+    Completed,
+    Doubtful,
+    Effects,
+    EntryKind,
+    MemoEntry,
+    Outcome,
+    Recovery,
+    State,
+    StoredResponse,
+)
+from oncekey.core.operate import Forbidden, OperatorCommand, Order, Search
 from oncekey.core.policy import Policy
 from oncekey.core.resolution import EXHAUSTED, EvidenceVerdict
 from oncekey.core.resolvers import Executed, NotExecuted, Rejected, Resolvers, Undecided
@@ -17,6 +30,7 @@ from oncekey.core.topics import Reply
 from oncekey.core.transitions import Actor, Mover
 from oncekey.engine import operate, reconcile
 from oncekey.engine.reconcile import EvidenceEffect, EvidenceTarget
+from oncekey.ops.stats import Roll
 from oncekey.testing.claims import LEASE, a_claim, again, answered
 from reconcile.doubts import (
     CALL,
@@ -30,6 +44,7 @@ from reconcile.doubts import (
     parked,
     phased,
     receive,
+    report,
     resolving,
     taken_up,
 )
@@ -257,6 +272,35 @@ async def test_the_response_is_built_from_the_webhooks_object(world, kind):  # R
     assert json.loads(record.response.body) == {"charge": "ch_1", "payload": payload, "key": key_of(claim)}
     assert (record.response.status, asked) == (201, [])
     assert world.go(world.store.outbox.dead_letters(10)) == ()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("refused_call", [False, True], ids=["executed", "refused"])
+def test_an_operator_cannot_contradict_a_report_that_was_not_applied(world, kind, refused_call, monkeypatch):
+    # the webhook came before its record was unknown, and no worker has run since: "not executed" would send it again
+    claim = KINDS[kind](world)
+    monkeypatch.setattr(Roll, "inline_calls", lambda roll, operation: (CALL,))
+    said = Rejected({"no": 1}) if refused_call else Executed({"id": "ch_1"})
+    world.go(world.store.reconcile.add(report(claim, said)))
+    state = world.record(claim.id).state
+    answer = Completed(StoredResponse(201, (), b""), Outcome.SUCCESS)
+    refusal = Completed(StoredResponse(402, (), b""), Outcome.FAILURE)
+    phase = kind == "phased"
+    commands = [
+        OperatorCommand(Order.NOT_EXECUTED, "a guess", closed=True),
+        OperatorCommand(Order.EXECUTED, "a guess", answer=None if phase else answer, result='"x"' if phase else None)
+        if refused_call
+        else OperatorCommand(
+            Order.DECLINED, "a guess", answer=None if phase else refusal, result='"x"' if phase else None
+        ),
+        *([OperatorCommand(Order.RETRY, "a guess", closed=True)] if kind == "outbox" else []),
+    ]
+    for command in commands:
+        done = world.go(operate.act(world.store, claim.id, command, Mover(Actor.OPERATOR, "ann")))
+        assert isinstance(done, Forbidden)
+        wanted = "refused" if refused_call else "executed"
+        assert f"that the provider {wanted} the call, and this report has not been applied yet" in done.why
+    assert world.record(claim.id).state is state
 
 
 async def test_an_early_webhook_settles_an_inline_call_later(world):  # U3, F36

@@ -69,7 +69,7 @@ def console(
     """Serve the operator console: pending work, the history of keys, and actions.
 
     It does not start without a token. Tokens come from a file or from ONCEKEY_CONSOLE_TOKENS, never from the command
-    line, which other users can see; `--as NAME` creates one that lasts as long as this command, and prints the link.
+    line, which other users can see; `--as NAME` adds one that lasts as long as this command, and prints the link.
     ROLE is `read` or `operate`. Several processes that serve one console share ONCEKEY_CONSOLE_SECRET, which signs
     sessions.
 
@@ -82,7 +82,7 @@ def console(
     if name is not None:
         if role not in set(Role):
             raise ConfigurationError(f"--role is {' or '.join(Role)}")
-        known = Tokens([(made, Operator(name.strip(), Role(role)))])
+        known = Tokens.read(_given(tokens, needed=False), (made, Operator(name.strip(), Role(role))))
     else:
         known = Tokens.read(_given(tokens))
     secret = os.environ.get(SECRET)
@@ -106,10 +106,10 @@ def console(
     serve(pages, host=host, port=port, public=public, announce=announce)
 
 
-def _given(file: Path | None) -> str:
+def _given(file: Path | None, *, needed: bool = True) -> str:
     if file is None:
         text = os.environ.get(TOKENS, "")
-        if not text.strip():
+        if needed and not text.strip():
             raise ConfigurationError(NOBODY)
         return text
     try:

@@ -401,6 +401,11 @@ def answer_of(
     content = b"" if body is None else _read(body)
     if len(content) > _DEFAULTS.max_response_bytes:
         raise ConfigurationError(f"the body has {len(content)} bytes, but the limit is {_DEFAULTS.max_response_bytes}")
+    if content and content_type == "application/json":
+        try:
+            json.loads(content)
+        except ValueError as error:
+            raise ConfigurationError(f"--body is not valid JSON: {error}; correct it, or pass --content-type") from None
     kind: model.Headers = ((b"content-type", _field(content_type)),) if content else ()
     headers = (*kind, *(_header(line) for line in header or ()))
     return model.Completed(

@@ -73,9 +73,9 @@ class Tokens:
             raise ConfigurationError(f"the console has no tokens: {_FORM}")
 
     @classmethod
-    def read(cls, text: str) -> Tokens:
+    def read(cls, text: str, *more: tuple[str, Operator]) -> Tokens:
         """Read tokens from a file or a variable: NAME:ROLE:TOKEN, by lines or commas; # begins a comment."""
-        known = []
+        known = list(more)
         for line in text.replace(",", "\n").splitlines():
             if not line.strip() or line.strip().startswith("#"):
                 continue

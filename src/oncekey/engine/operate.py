@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
+from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.flow import Flow, Mode, Transaction
 from oncekey.core.keys import key_digest
@@ -14,6 +15,8 @@ from oncekey.core.model import Code, Completed, Outcome, ParcelKind, RecordId, S
 from oncekey.core.operate import Forbidden, Move, Moved, OperatorCommand, Order, audited_as, decide
 from oncekey.core.policy import Policy
 from oncekey.core.problems import render
+from oncekey.core.resolution import Executed, Rejected
+from oncekey.core.resolvers import from_text
 from oncekey.core.transitions import Mover, Note, Trigger
 from oncekey.engine.notifying import of_move
 from oncekey.engine.request import KeyView, look
@@ -39,6 +42,19 @@ GIVEN_UP = (
 
 BATCHES: Final = 10
 """How many deletions in its scope are shown for a key without a record."""
+REPORTED: Final = (
+    "{source} reported at {at} that the provider {said}, and this report has not been applied yet: a worker or "
+    "`oncekey reconcile` applies it"
+)
+AGREEING: Final[dict[Order, tuple[type, ...]]] = {
+    Order.EXECUTED: (Executed,),
+    Order.DECLINED: (Rejected,),
+    Order.DISCARD: (Rejected,),
+    Order.NOT_EXECUTED: (),
+    Order.RELEASE: (),
+    Order.RETRY: (),
+}
+"""The orders that state an outcome or repeat a call, with the reports that they agree with."""
 SETTLED = (State.COMPLETED, State.EXPIRED, State.FAILED_RETRYABLE)
 
 
@@ -67,12 +83,40 @@ def act(
     store: Store, record_id: RecordId, command: OperatorCommand, mover: Mover, *, notify: Notify | None = None
 ) -> Flow[Moved | Forbidden]:
     """Carry out the operator's command, if the table of moves allows it."""
+    objection = yield from _contradicted(store, record_id, command)
+    if objection is not None:
+        return objection
     noting = partial(_note, command, mover)
     done = yield from operations_of(store).move(record_id, partial(decide, command), noting)
     if notify is not None and isinstance(done, Moved):
         for event in of_move(done, audited_as(command.order, done.move.seen), mover):
             notify(event)
     return done
+
+
+def _contradicted(store: Store, record_id: RecordId, command: OperatorCommand) -> Flow[Forbidden | None]:
+    """The objection to an outcome other than the one that a stored report states: the operator may not have seen it.
+
+    A webhook that arrives before its record is unknown, or without a running worker, is stored and applied later. "Not
+    executed" would send the call again.
+    """
+    if command.order not in AGREEING or store.reconcile is None:
+        return None
+    record = (yield from store.find(record_id)).record
+    if record is None or record.state is not State.UNKNOWN:
+        return None
+    if record.intent is not None:
+        keys = {record.intent.downstream_key}
+    else:  # INLINE announces no call, but the workers are registered with the names of its calls
+        names = () if store.upkeep is None else (yield from store.upkeep.workers()).inline_calls(record.operation)
+        keys = {downstream_key(record.seed, name) for name in names}
+    for key in keys:
+        for one in (yield from store.reconcile.about(record, key)):
+            reported = from_text(one.report.resolution)
+            if isinstance(reported, (Executed, Rejected)) and not isinstance(reported, AGREEING[command.order]):
+                said = "executed the call" if isinstance(reported, Executed) else "refused the call"
+                return Forbidden(REPORTED.format(source=one.report.source, at=moment(one.at), said=said))
+    return None
 
 
 def retry(
