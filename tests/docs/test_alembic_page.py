@@ -35,7 +35,8 @@ class Project:
         self.folder, self.url = folder, url
         self.alembic("init", "migrations")
         for block in PAGE.blocks("python"):
-            assert block.file is not None
+            if block.file is None:
+                continue  # of another section
             text = with_store(block.text, lambda: url) if url.startswith("postgresql") else block.text
             text = text.replace("postgresql+psycopg://localhost/shop", url)
             (folder / block.file).write_text(text.replace(*change) if change[0] else text)
