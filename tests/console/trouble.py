@@ -25,7 +25,9 @@ from oncekey.core.model import (
     State,
     StoredResponse,
 )
-from oncekey.core.resolution import AnnouncedCall, CallReport
+from oncekey.core.policy import Policy
+from oncekey.core.resolution import AnnouncedCall, CallReport, Undecided
+from oncekey.core.resolvers import to_text
 from oncekey.core.scope import scope_of
 from oncekey.core.transitions import Actor, Mover, Note, Trigger
 from oncekey.databases.address import Kind
@@ -109,7 +111,10 @@ def fill(world: World, *, finished: int = 400) -> None:
     world.go(
         world.store.reconcile.add(
             CallReport(
-                "webhook:/hooks/pay", "evt_1", '{"seen": "charge.pending", "card": "4242"}', intent.downstream_key
+                "webhook:/hooks/pay",
+                "evt_1",
+                to_text(Undecided("charge.pending of card 4242"), Policy()),
+                intent.downstream_key,
             )
         )
     )
