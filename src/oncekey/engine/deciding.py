@@ -58,6 +58,8 @@ UNKNOWN: Final = "oncekey: the outcome of %(operation)s for %(tenant)s is unknow
 _NUMBERS: Final = count(1)
 _ACCEPTED: Final = 202
 _LEFT: Final = "__oncekey_left__"
+_MOST_DOUBLINGS: Final = 10
+"""How often a worker's wait before the next attempt doubles: up to 85 minutes with the defaults."""
 
 operation_begins: Final = _NUMBERS.__next__
 """Returns the number at which an operation begins."""
@@ -138,6 +140,7 @@ def _failed(run: Run, ending: Ending) -> tuple[Decision, Answer]:
 
 def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseException | None) -> Ending:
     policy, phased_run = run.policy, run.phased_run
+    earlier = 0 if run.record is None else run.record.attempts - 1
     if phased_run is not None and ended.cancelled and run.site.stopping():
         phased_run.halted = True  # the server is stopping
     return Ending(
@@ -151,7 +154,7 @@ def _ending(run: Run, ended: HandlerEnded, captured: Captured, raised: BaseExcep
         rolled_back=ended.rolled_back,
         progress=Progress() if phased_run is None else phased_run.progress(),
         deferred=run.parcels.deferred,
-        resume_after=micros(policy.complete_interval) << min(run.record.attempts - 1 if run.record else 0, 10),
+        resume_after=micros(policy.complete_interval) << min(earlier, _MOST_DOUBLINGS),
     )
 
 

@@ -7,11 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from oncekey.canonical.digests import downstream_key
 from oncekey.core.errors import ConfigurationError
 from oncekey.core.flow import Flow, Mode, Transaction
 from oncekey.core.keys import key_digest
-from oncekey.core.model import Code, Completed, Outcome, ParcelKind, RecordId, State, StoredResponse, moment
+from oncekey.core.model import Code, Completed, Effects, Outcome, ParcelKind, RecordId, State, StoredResponse, moment
 from oncekey.core.operate import Forbidden, Move, Moved, OperatorCommand, Order, audited_as, decide
 from oncekey.core.policy import Policy
 from oncekey.core.problems import render
@@ -21,6 +20,7 @@ from oncekey.core.transitions import Mover, Note, Trigger
 from oncekey.engine.notifying import of_move
 from oncekey.engine.request import KeyView, look
 from oncekey.observe.events import About, Notify, Operated
+from oncekey.ops.explain_retry import downstream_keys
 
 if TYPE_CHECKING:
     from oncekey.core.model import DeadLetter, Record, Snapshot
@@ -105,12 +105,10 @@ def _contradicted(store: Store, record_id: RecordId, command: OperatorCommand) -
     record = (yield from store.find(record_id)).record
     if record is None or record.state is not State.UNKNOWN:
         return None
-    if record.intent is not None:
-        keys = {record.intent.downstream_key}
-    else:  # INLINE announces no call, but the workers are registered with the names of its calls
-        names = () if store.upkeep is None else (yield from store.upkeep.workers()).inline_calls(record.operation)
-        keys = {downstream_key(record.seed, name) for name in names}
-    for key in keys:
+    calls: tuple[str, ...] = ()
+    if record.effects is Effects.INLINE and store.upkeep is not None:
+        calls = (yield from store.upkeep.workers()).inline_calls(record.operation)
+    for key in downstream_keys(record, calls).values():
         for one in (yield from store.reconcile.about(record, key)):
             reported = from_text(one.report.resolution)
             if isinstance(reported, (Executed, Rejected)) and not isinstance(reported, AGREEING[command.order]):
