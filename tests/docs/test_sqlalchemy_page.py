@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 
 from harness.pages import ROOT, Page, load
 from harness.walkthrough import with_store
@@ -52,3 +53,20 @@ async def test_sqlalchemy_guide_program_works_as_described(program: Any) -> None
             assert (await book("2B", {**KEYS[2], "Authorization": "Bearer bob"})).status_code == 201
             assert (await client.get("/bookings", headers=KEYS[0])).json() == ["1A"]
         assert program.engine.pool.checkedout() == 0
+
+
+async def test_get_or_create_keeps_the_rows_before_it(
+    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (block,) = PAGE.section("Get or create")
+    create = load(block.text, "get_or_create.py", tmp_path, monkeypatch).create
+    async with program.engine.begin() as connection:
+        await connection.run_sync(program.Base.metadata.create_all)
+    async with program.AsyncSession(program.engine) as session, session.begin():
+        created = [await create(session, program.Booking(tenant="ann", seat=seat)) for seat in ("1A", "1B", "1A")]
+    async with program.AsyncSession(program.engine) as session:
+        assert (created, sorted(await session.scalars(select(program.Booking.seat)))) == (
+            [True, True, False],
+            ["1A", "1B"],
+        )
+    await program.engine.dispose()
